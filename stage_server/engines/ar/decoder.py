@@ -149,6 +149,10 @@ class Decoder(ABC, Generic[StateT]):
         Not called for a run that this token ended (an end token, the length, a stop string).
         """
 
+    def ended(self, state: StateT) -> None:  # noqa: B027 - most decoders hold no output back
+        """Appends to `state.tensors` what was held back. Called once for a run that ends by itself, STOP or LENGTH,
+        before its last output is taken."""
+
     def close(self, state: StateT) -> None:  # noqa: B027 - most decoders hold nothing beyond the state
         """Lets go of what the state holds outside itself, unread feeds for instance. Called once for each state."""
 
