@@ -1,0 +1,22 @@
+"""Configuration: authored in YAML, checked, resolved once into messages of the contract."""
+
+from omnid.config.deploy import DeployConfig
+from omnid.config.errors import ConfigError, Problem
+from omnid.config.files import load_deploy, load_pipeline, shipped_deploys, shipped_pipelines
+from omnid.config.overrides import override
+from omnid.config.pipeline import PipelineConfig
+from omnid.config.resolve import resolve, spec_hash
+
+__all__ = [
+    "ConfigError",
+    "DeployConfig",
+    "PipelineConfig",
+    "Problem",
+    "load_deploy",
+    "load_pipeline",
+    "override",
+    "resolve",
+    "shipped_deploys",
+    "shipped_pipelines",
+    "spec_hash",
+]

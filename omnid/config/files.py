@@ -1,0 +1,65 @@
+"""Finds pipeline and deploy files: shipped ones by name, others by path."""
+
+from __future__ import annotations
+
+from pathlib import Path as FilePath
+
+from omnid.config import document
+from omnid.config.deploy import DeployConfig
+from omnid.config.errors import ConfigError, Place, Problem, nearest
+from omnid.config.pipeline import PipelineConfig, read_pipeline
+from omnid.config.section import check
+
+_PACKAGE = FilePath(__file__).resolve().parent.parent
+_SUFFIXES = (".yaml", ".yml")
+
+
+def shipped_pipelines() -> list[str]:
+    return _shipped("pipelines")
+
+
+def shipped_deploys() -> list[str]:
+    return _shipped("deploys")
+
+
+def load_pipeline(name_or_path: str, folder: FilePath | None = None) -> PipelineConfig:
+    """Reads a shipped pipeline, or one of your own; a relative path starts at `folder`, else at the current one.
+
+    Raises:
+        FileNotFoundError: there is none; the message says which are shipped.
+        ConfigError: with every mistake in it.
+    """
+    return read_pipeline(document.read(_find("pipelines", name_or_path, folder)))
+
+
+def load_deploy(name_or_path: str) -> DeployConfig:
+    """Reads a shipped deployment, or one of your own.
+
+    Raises:
+        ConfigError: there is none, or with every mistake in it.
+    """
+    try:
+        file = _find("deploys", name_or_path, None)
+    except FileNotFoundError as error:
+        raise ConfigError([Problem(Place(name_or_path), (), str(error))]) from None
+    source = document.read(file)
+    config = check(DeployConfig, source)
+    config._document = source
+    return config
+
+
+def _shipped(kind: str) -> list[str]:
+    return sorted(file.stem for file in (_PACKAGE / kind).glob("*.yaml"))
+
+
+def _find(kind: str, name_or_path: str, folder: FilePath | None) -> FilePath:
+    if "/" not in name_or_path and not name_or_path.endswith(_SUFFIXES):
+        if name_or_path in (known := _shipped(kind)):
+            return _PACKAGE / kind / f"{name_or_path}.yaml"
+        raise FileNotFoundError(
+            f"got {name_or_path!r}, which is not shipped; {nearest(name_or_path, known)}, or the path of a YAML file"
+        )
+    file = (folder or FilePath()) / FilePath(name_or_path).expanduser()
+    if not file.is_file():
+        raise FileNotFoundError(f"got {name_or_path!r}; no such file: {file}")
+    return file
