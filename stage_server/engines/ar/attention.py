@@ -48,7 +48,6 @@ def attend(
     step = view.step
     heads, total, dim = query.shape[1:]
     groups = heads // view.keys.shape[1]
-    output = query.new_empty(total, heads, dim)
     packed = query[0].transpose(0, 1)
 
     def scores(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
@@ -65,19 +64,24 @@ def attend(
             return torch.matmul(weights.softmax(-1)[..., :-1].to(v.dtype), v)
         return torch.matmul(weights.softmax(-1).to(v.dtype), v)
 
+    output = query.new_empty(total, heads, dim)
     if step.decode_rows is not None:
         slots, reach = step.slots_in_use, step.decode_reach
-        q = query.new_zeros(slots, heads, dim)
-        q.index_copy_(0, step.decode_slots, packed.index_select(0, step.decode_rows))
+        if step.whole:
+            q = packed.contiguous()
+        else:
+            q = query.new_zeros(slots, heads, dim)
+            q.index_copy_(0, step.decode_slots, packed.index_select(0, step.decode_rows))
         mixed = scores(
             q.view(slots, -1, groups, dim),
             view.keys[:slots, :, :reach],
             view.values[:slots, :, :reach],
             step.decode_mask(sliding_window),
         )
-        output.index_copy_(
-            0, step.decode_rows, mixed.reshape(slots, heads, dim).index_select(0, step.decode_slots)
-        )
+        mixed = mixed.reshape(slots, heads, dim)
+        if step.whole:
+            return mixed.unsqueeze(0), None
+        output.index_copy_(0, step.decode_rows, mixed.index_select(0, step.decode_slots))
     for part in step.prompts:
         length = part.stop - part.start
         q = packed[part.offset : part.offset + length].reshape(length, -1, groups, dim)

@@ -134,12 +134,15 @@ class Decoder(ABC, Generic[StateT]):
 
         The model is called once, as a batch of one: `inputs_embeds` [1, T, H], `position_ids` [1, T] or [3, 1, T]
         (`pack_positions` joins them), `past_key_values=cache`, `use_cache=True` and no attention mask. The cache knows
-        where each slice belongs. Returns the last hidden states [T, H] (after the final norm).
+        where each slice belongs. Returns one row a slice [S, H]: the last hidden state (after the final norm) of its
+        last position (`last_rows` finds them).
         """
 
     @abstractmethod
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Last hidden states [R, H] of the rows to sample from -> logits [R, V]; may mask what must not be drawn."""
+        """Those rows of `forward`'s that a token is drawn from, [R, H] -> logits [R, V] of its own, which the engine
+        writes to. Tokens that must never be drawn are set to -inf here.
+        """
 
     @abstractmethod
     def sampled(self, states: Sequence[StateT], tokens: Sequence[int], hidden: torch.Tensor) -> None:
@@ -158,6 +161,11 @@ class Decoder(ABC, Generic[StateT]):
 
     def unload(self) -> None:  # noqa: B027 - most decoders leave it to the collector
         """Frees the model."""
+
+
+def last_rows(step: Sequence[Slice[StateT]]) -> list[int]:
+    """Where each slice's last position lies in the packed step."""
+    return [part.offset + part.length - 1 for part in step]
 
 
 def pack_positions(parts: Sequence[torch.Tensor]) -> torch.Tensor:
