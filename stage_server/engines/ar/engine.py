@@ -1,0 +1,266 @@
+"""The autoregressive engine: continuous batching over any `Decoder`.
+
+One thread owns the model and all runs. The server's loop talks to it through a mailbox; preparation (tokenizing, media,
+encoders) happens in a worker beside it, so that a large picture holds up nobody's tokens. Between any two steps runs
+join, leave, are held or fed.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Generic
+
+import structlog
+import torch
+
+from omni.rpc.errors import OmniError, Reason
+from omni.v1 import content_pb2
+from stage_server.engines.ar.cache import SlotCache
+from stage_server.engines.ar.decoder import Decoder, DecodeState, Slice, StateT
+from stage_server.engines.ar.entry import Entry, as_error
+from stage_server.engines.ar.schedule import draws, plan
+from stage_server.engines.ar.step import Step
+from stage_server.engines.base import Deliver, Event, Failed, Feed, Finished, Load, Run
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+log = structlog.get_logger(__name__)
+
+STEP_TOKENS = 512
+"""Positions that one step puts through at most, unless the deploy says otherwise."""
+STOP_SECONDS = 30.0
+
+
+class ArEngine(Generic[StateT]):
+    """An `Engine` (see engines/base.py) for autoregressive stages."""
+
+    def __init__(self, decoder: Decoder[StateT], *, max_running: int, step_tokens: int = STEP_TOKENS) -> None:
+        self._decoder = decoder
+        self._max_running = max_running
+        self._step_tokens = step_tokens
+        self._mailbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="ar-prepare")
+        self._thread: threading.Thread | None = None
+        self._stopping = False
+        # Owned by the engine's thread from here on; `load` only reads lengths.
+        self._entries: dict[int, Entry[StateT]] = {}
+        self._waiting: deque[Entry[StateT]] = deque()
+        self._running: list[Entry[StateT]] = []
+        self._events: list[Event] = []
+        self._steps = 0
+        self._units = 0
+
+    def start(self, deliver: Deliver) -> None:
+        """Loads the model, then begins to step."""
+        with torch.inference_mode():
+            geometry = self._decoder.load()
+            self._cache = SlotCache(geometry, self._max_running)
+        self._geometry = geometry
+        self._deliver = deliver
+        self._thread = threading.Thread(target=self._loop, name="ar-engine", daemon=True)
+        self._thread.start()
+
+    def submit(self, run: Run) -> None:
+        """Takes a run in; its preparation starts at once."""
+        self._decoder.check(run)
+        entry: Entry[StateT] = Entry(run)
+        self._mailbox.put(lambda: self._take(entry))
+
+    def feed(self, run: int, feed: Feed) -> None:
+        self._mailbox.put(lambda: self._feed(run, feed))
+
+    def cancel(self, run: int) -> None:
+        self._mailbox.put(lambda: self._cancel(run))
+
+    def hold(self, run: int, held: bool) -> None:
+        self._mailbox.put(lambda: self._hold(run, held))
+
+    def load(self) -> Load:
+        running = len(self._running)
+        return Load(running, len(self._entries) - running, self._steps, self._units)
+
+    def stop(self) -> None:
+        """Ends stepping; runs at work are dropped."""
+        self._mailbox.put(self._end)
+        if self._thread is not None:
+            self._thread.join(STOP_SECONDS)
+        self._worker.shutdown(wait=True, cancel_futures=True)
+        self._decoder.unload()
+
+    # Everything below runs in the engine's thread.
+
+    def _loop(self) -> None:
+        with torch.inference_mode():
+            while not self._stopping:
+                try:
+                    self._turn()
+                except Exception as error:
+                    log.exception("engine step failed")
+                    for entry in list(self._running):
+                        self._fail(entry, error)
+                if self._events:
+                    events, self._events = self._events, []
+                    self._deliver(events)
+            for entry in list(self._entries.values()):
+                self._drop(entry)
+
+    def _turn(self) -> None:
+        """Reads the mailbox, waiting only when there is nothing to put through, and makes one step."""
+        slices = self._slices()
+        self._read(wait=not slices)
+        self._admit()
+        slices = self._slices()
+        if slices:
+            self._step(slices)
+
+    def _read(self, *, wait: bool) -> None:
+        try:
+            self._mailbox.get(block=wait)()
+            while True:
+                self._mailbox.get_nowait()()
+        except queue.Empty:
+            pass
+
+    def _slices(self) -> list[Slice[StateT]]:
+        return plan((entry.ready_state for entry in self._running if not entry.held), self._step_tokens)
+
+    def _take(self, entry: Entry[StateT]) -> None:
+        self._entries[entry.run.id] = entry
+        entry.preparation = self._worker.submit(self._prepare, entry)
+
+    def _prepare(self, entry: Entry[StateT]) -> None:
+        """In the worker."""
+        try:
+            with torch.inference_mode():
+                state = self._decoder.prepare(entry.run)
+        except Exception as error:
+            failure = as_error(error, "the run could not be prepared", entry.run)
+            self._mailbox.put(lambda: self._unprepared(entry, failure))
+        else:
+            self._mailbox.put(lambda: self._prepared(entry, state))
+
+    def _unprepared(self, entry: Entry[StateT], error: OmniError) -> None:
+        if entry.cancelled:
+            self._finish(entry, content_pb2.FINISH_REASON_CANCELLED)
+        else:
+            self._fail(entry, error)
+
+    def _prepared(self, entry: Entry[StateT], state: StateT) -> None:
+        entry.state = state
+        entry.begin(self._geometry.device)
+        if entry.cancelled:
+            self._finish(entry, content_pb2.FINISH_REASON_CANCELLED)
+            return
+        self._waiting.append(entry)
+        feeds, entry.feeds = entry.feeds, []
+        if self._fits(entry):
+            for feed in feeds:
+                self._feed(entry.run.id, feed)
+
+    def _fits(self, entry: Entry[StateT]) -> bool:
+        """Fails a run whose prompt is longer than a slot."""
+        state, longest = entry.ready_state, self._geometry.max_length
+        length = max(state.ready, state.prompt or 0)
+        if length <= longest:
+            return True
+        message = f"the prompt has {length} tokens; this model takes at most {longest}"
+        self._fail(entry, OmniError(Reason.PROMPT_TOO_LONG, message, request_id=entry.run.request_id))
+        return False
+
+    def _feed(self, run: int, feed: Feed) -> None:
+        entry = self._entries.get(run)
+        if entry is None or entry.cancelled:
+            feed.release()
+        elif entry.state is None:
+            entry.feeds.append(feed)
+        else:
+            try:
+                self._decoder.feed(entry.state, feed)
+            except Exception as error:
+                self._fail(entry, error)
+            else:
+                self._fits(entry)
+
+    def _cancel(self, run: int) -> None:
+        entry = self._entries.get(run)
+        if entry is None or entry.cancelled:
+            return
+        entry.cancelled = True
+        entry.release_feeds()
+        if entry.state is not None or (entry.preparation is not None and entry.preparation.cancel()):
+            self._finish(entry, content_pb2.FINISH_REASON_CANCELLED)
+
+    def _hold(self, run: int, held: bool) -> None:
+        if entry := self._entries.get(run):
+            entry.held = held
+
+    def _end(self) -> None:
+        self._stopping = True
+
+    def _admit(self) -> None:
+        while self._waiting and self._cache.free:
+            entry = self._waiting.popleft()
+            self._cache.acquire(entry.run.id)
+            self._running.append(entry)
+
+    def _step(self, slices: Sequence[Slice[StateT]]) -> None:
+        entries = [self._entries[part.state.run.id] for part in slices]
+        try:
+            self._forward(entries, slices)
+        except Exception as error:
+            if len(slices) == 1:
+                self._fail(entries[0], error)
+                return
+            log.warning("a step failed, its runs are stepped one by one", error=repr(error))
+            for entry, part in zip(entries, slices, strict=True):
+                alone = Slice(part.state, part.start, part.stop, 0)
+                try:
+                    self._forward([entry], [alone])
+                except Exception as own:
+                    self._fail(entry, own)
+
+    def _forward(self, entries: Sequence[Entry[StateT]], slices: Sequence[Slice[StateT]]) -> None:
+        for part in slices:
+            part.state.tensors.clear()
+        self._cache.begin([(part.state.run.id, part.start, part.stop) for part in slices])
+        step = Step(self._decoder, entries, slices, self._geometry.max_length)
+        hidden = self._decoder.forward(slices, self._cache)
+        self._steps += 1
+        for entry, part in zip(entries, slices, strict=True):
+            entry.stepped()
+            part.state.position = part.stop
+        drawing = [row for row, part in enumerate(slices) if draws(part)]
+        if drawing:
+            self._units += len(drawing)
+            step.draw(hidden if len(drawing) == len(slices) else hidden[drawing], drawing)
+        self._events.extend(step.outputs())
+        for entry, reason in step.ended():
+            self._finish(entry, reason)
+
+    def _finish(self, entry: Entry[StateT], reason: content_pb2.FinishReason.ValueType) -> None:
+        self._drop(entry)
+        self._events.append(Finished(entry.run.id, reason, entry.usage(), entry.queued))
+
+    def _fail(self, entry: Entry[StateT], error: Exception) -> None:
+        self._drop(entry)
+        self._events.append(Failed(entry.run.id, as_error(error, "the run failed in its engine", entry.run)))
+
+    def _drop(self, entry: Entry[StateT]) -> None:
+        """Lets go of all that a run holds."""
+        if self._entries.pop(entry.run.id, None) is None:
+            return
+        entry.release_feeds()
+        if entry in self._running:
+            self._running.remove(entry)
+            last = self._cache.last
+            moved: DecodeState | None = self._entries[last].state if last in self._entries else None
+            self._cache.release(entry.run.id, moved.position if moved is not None else 0)
+        elif entry in self._waiting:
+            self._waiting.remove(entry)
+        if entry.state is not None:
+            self._decoder.close(entry.state)
