@@ -1,0 +1,20 @@
+"""The one way to make a channel."""
+
+import grpc
+
+from omni.rpc.options import MAX_MESSAGE_BYTES, channel_options
+from omni.rpc.tls import ClientTls, channel_credentials
+
+
+def make_channel(
+    target: str, *, tls: ClientTls | None = None, max_message_bytes: int = MAX_MESSAGE_BYTES
+) -> grpc.aio.Channel:
+    """A channel to `target` ("host:port", or any gRPC target name) of the running event loop.
+
+    Raises:
+        OSError: when a TLS file cannot be read.
+    """
+    options = channel_options(max_message_bytes)
+    if tls is None:
+        return grpc.aio.insecure_channel(target, options=options)
+    return grpc.aio.secure_channel(target, channel_credentials(tls), options=options)

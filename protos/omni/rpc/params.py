@@ -1,0 +1,35 @@
+"""Lays a request's parameters over defaults."""
+
+from google.protobuf import struct_pb2
+from google.protobuf.message import Message
+
+from omni.v1 import config_pb2
+
+
+def overlay(defaults: config_pb2.StageParams, own: config_pb2.StageParams) -> config_pb2.StageParams:
+    """`defaults` with each field that `own` sets taken from `own`; neither is changed.
+
+    Messages are laid over field by field and ``extra`` key by key (at its top level); a list that is not empty
+    replaces the default's list.
+    """
+    result = config_pb2.StageParams()
+    result.CopyFrom(defaults)
+    _lay(result, own)
+    return result
+
+
+def _lay(base: Message, top: Message) -> None:
+    for field, value in top.ListFields():
+        below = getattr(base, field.name)
+        if isinstance(value, struct_pb2.Struct):
+            for key, entry in value.fields.items():
+                below.fields[key].CopyFrom(entry)
+            below.SetInParent()
+        elif isinstance(value, Message):
+            below.SetInParent()
+            _lay(below, value)
+        elif field.is_repeated:
+            base.ClearField(field.name)
+            getattr(base, field.name).extend(value)
+        else:
+            setattr(base, field.name, value)

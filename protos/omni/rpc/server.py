@@ -1,0 +1,113 @@
+"""The one way to make a server."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from prometheus_client import CollectorRegistry
+
+from omni.rpc.interceptors import CallInterceptor
+from omni.rpc.metrics import RpcMetrics
+from omni.rpc.options import MAX_MESSAGE_BYTES, server_options
+from omni.rpc.tls import ServerTls, server_credentials
+
+Servicer = TypeVar("Servicer")
+
+
+class Health:
+    """``grpc.health.v1``: which services take work. "" is the server as a whole."""
+
+    def __init__(self) -> None:
+        self.servicer = health.aio.HealthServicer()
+
+    async def set_serving(self, service: str, serving: bool) -> None:
+        """Says whether `service` takes work; watchers are told."""
+        status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
+        await self.servicer.set(service, status)
+
+
+class Server:
+    """A gRPC server of the running event loop; made by `make_server`.
+
+    Attributes:
+        grpc: the server itself.
+        health: what its health service says; each service of `add` begins as not serving.
+    """
+
+    def __init__(self, server: grpc.aio.Server, tls: ServerTls | None) -> None:
+        self.grpc = server
+        self.health = Health()
+        self._tls = tls
+
+    def add(self, add_to_server: Callable[[Servicer, grpc.aio.Server], None], servicer: Servicer) -> None:
+        """Serves `servicer`; `add_to_server` is the generated ``add_XServicer_to_server``."""
+        add_to_server(servicer, self.grpc)
+
+    async def start(self, address: str) -> int:
+        """Listens on `address` ("host:port"; port 0: the system chooses) and returns the bound port.
+
+        Raises:
+            OSError: when the address is taken or is none of this host, or a TLS file cannot be read.
+        """
+        try:
+            if self._tls is None:
+                port = self.grpc.add_insecure_port(address)
+            else:
+                port = self.grpc.add_secure_port(address, server_credentials(self._tls))
+        except RuntimeError as error:
+            raise OSError(f"cannot listen on {address}: {error}") from error
+        await self.grpc.start()
+        return port
+
+    async def stop(self, grace: float | None = None) -> None:
+        """Says "not serving", takes no new call, gives those that run `grace` seconds, then cancels them."""
+        await self.health.servicer.enter_graceful_shutdown()
+        await self.grpc.stop(grace)
+
+
+def make_server(
+    *,
+    registry: CollectorRegistry,
+    tls: ServerTls | None = None,
+    max_message_bytes: int = MAX_MESSAGE_BYTES,
+    reflection: bool = True,
+    channelz: bool = True,
+    service_names: Sequence[str] = (),
+) -> Server:
+    """A server with the interceptors, health, reflection, channelz, limits and keepalive that all of ours have.
+
+    Args:
+        registry: where the metrics of its calls go.
+        tls: files to serve TLS with; None: plain text.
+        max_message_bytes: largest message either way.
+        reflection: whether clients may ask for the contract.
+        channelz: whether clients may ask for the state of connections.
+        service_names: full names of the services to be added, for reflection and health.
+    """
+    core = grpc.aio.server(
+        interceptors=[CallInterceptor(RpcMetrics(registry))],
+        options=server_options(max_message_bytes, channelz=channelz),
+    )
+    server = Server(core, tls)
+    health_pb2_grpc.add_HealthServicer_to_server(server.health.servicer, core)
+    names = [*service_names, health.SERVICE_NAME]
+    if channelz:
+        names.append(_add_channelz(core))
+    if reflection:
+        _add_reflection(core, names)
+    return server
+
+
+def _add_channelz(core: Any) -> str:
+    from grpc_channelz.v1 import channelz, channelz_pb2
+
+    channelz.add_channelz_servicer(core)
+    name: str = channelz_pb2.DESCRIPTOR.services_by_name["Channelz"].full_name
+    return name
+
+
+def _add_reflection(core: Any, names: Sequence[str]) -> None:
+    from grpc_reflection.v1alpha import reflection
+
+    reflection.enable_server_reflection((*names, reflection.SERVICE_NAME), core)

@@ -1,0 +1,105 @@
+"""TLS and mutual TLS by files that are read again when they change, so certificates rotate without a restart."""
+
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+Stamp = tuple[tuple[int, int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ServerTls:
+    """Files of a server, PEM.
+
+    Attributes:
+        cert: certificate chain, own first.
+        key: private key of the certificate.
+        client_ca: when given, clients must show a certificate that it signed.
+    """
+
+    cert: Path
+    key: Path
+    client_ca: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ClientTls:
+    """Files of a client, PEM.
+
+    Attributes:
+        ca: certificates that servers' certificates are checked against.
+        cert: certificate chain to show, own first; with `key`, or both None.
+        key: private key of `cert`.
+    """
+
+    ca: Path
+    cert: Path | None = None
+    key: Path | None = None
+
+    def __post_init__(self) -> None:
+        if (self.cert is None) != (self.key is None):
+            raise ValueError("a client certificate needs both its cert and its key")
+
+
+def stamp(tls: ServerTls | ClientTls) -> Stamp:
+    """What changes whenever one of the files is written or replaced.
+
+    Raises:
+        OSError: when one of them is not there.
+    """
+    files = (tls.cert, tls.key, tls.client_ca) if isinstance(tls, ServerTls) else (tls.ca, tls.cert, tls.key)
+    stats = [Path(file).stat() for file in files if file is not None]
+    return tuple((stat.st_ino, stat.st_size, stat.st_mtime_ns) for stat in stats)
+
+
+def server_credentials(tls: ServerTls) -> grpc.ServerCredentials:
+    """Credentials whose files are looked at for each new connection.
+
+    While the files cannot be read or do not fit together (a rotation that is half done), the last good ones serve.
+
+    Raises:
+        OSError: when a file cannot be read now.
+    """
+    lock = threading.Lock()
+    last = stamp(tls)
+
+    def fetch() -> Any:
+        # gRPC calls this on its own threads, once a handshake; None keeps what it has.
+        nonlocal last
+        with lock:
+            try:
+                now = stamp(tls)
+                if now == last:
+                    return None
+                configuration = _server_configuration(tls)
+            except OSError:
+                return None
+            last = now
+            return configuration
+
+    return grpc.dynamic_ssl_server_credentials(
+        _server_configuration(tls), fetch, require_client_authentication=tls.client_ca is not None
+    )
+
+
+def _server_configuration(tls: ServerTls) -> Any:
+    return grpc.ssl_server_certificate_configuration(
+        [(Path(tls.key).read_bytes(), Path(tls.cert).read_bytes())],
+        root_certificates=Path(tls.client_ca).read_bytes() if tls.client_ca else None,
+    )
+
+
+def channel_credentials(tls: ClientTls) -> grpc.ChannelCredentials:
+    """Credentials from the files as they are now.
+
+    Raises:
+        OSError: when a file cannot be read.
+    """
+    return grpc.ssl_channel_credentials(
+        root_certificates=Path(tls.ca).read_bytes(),
+        private_key=Path(tls.key).read_bytes() if tls.key else None,
+        certificate_chain=Path(tls.cert).read_bytes() if tls.cert else None,
+    )

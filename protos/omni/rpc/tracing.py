@@ -1,0 +1,102 @@
+"""OpenTelemetry spans, off unless ``OTEL_EXPORTER_OTLP_ENDPOINT`` (or its traces variant) is set.
+
+Off, nothing of OpenTelemetry is imported and a span costs one comparison; trace context is passed on all the same.
+"""
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from omni.rpc import context
+
+if TYPE_CHECKING:
+    from opentelemetry.context import Context
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.trace import Link, Tracer
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+Attribute = str | int | float | bool
+
+_provider: "TracerProvider | None" = None
+_tracer: "Tracer | None" = None
+
+
+def configure(service: str, **resource: Attribute) -> bool:
+    """Starts exporting spans of this process when an exporter is configured; says whether it did.
+
+    Args:
+        service: ``service.name`` of the process: "omnid", "stage-server", "omni-gateway".
+        resource: further attributes of the process, for instance ``replica="tiny-omni/thinker/0"``.
+    """
+    global _provider, _tracer  # noqa: PLW0603 - a process has one exporter
+    if not (os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT") or os.environ.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")):
+        return False
+    from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+    _provider = TracerProvider(resource=Resource.create({"service.name": service, **resource}))
+    _provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+    _tracer = _provider.get_tracer("omni")
+    return True
+
+
+def shutdown() -> None:
+    """Sends what is not sent yet (blocks, at most the exporter's own bound) and stops exporting."""
+    global _provider, _tracer  # noqa: PLW0603
+    if _provider is not None:
+        _provider.shutdown()
+    _provider = _tracer = None
+
+
+@contextmanager
+def span(
+    name: str,
+    attributes: Mapping[str, Attribute] | None = None,
+    *,
+    links: tuple[str, ...] = (),
+    kind: str = "internal",
+) -> Iterator[None]:
+    """A span around the block, child of the running task's trace context and its context within the block.
+
+    Args:
+        name: what is done: "request", "run thinker".
+        attributes: of the span.
+        links: trace contexts (W3C) of spans that this one reads from.
+        kind: "internal", "server" or "client".
+    """
+    if _tracer is None:
+        yield
+        return
+    from opentelemetry.trace import SpanKind, set_span_in_context
+
+    with _tracer.start_as_current_span(
+        name,
+        context=_parent(context.traceparent()),
+        kind=SpanKind[kind.upper()],
+        attributes=dict(attributes or {}),
+        links=[link for text in links if (link := _link(text)) is not None],
+    ) as current:
+        carrier: dict[str, str] = {}
+        _propagator().inject(carrier, set_span_in_context(current))
+        with context.bound(traceparent=carrier.get(context.TRACEPARENT_KEY, "")):
+            yield
+
+
+def _propagator() -> "TraceContextTextMapPropagator":
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+    return TraceContextTextMapPropagator()
+
+
+def _parent(traceparent: str) -> "Context | None":
+    return _propagator().extract({context.TRACEPARENT_KEY: traceparent}) if traceparent else None
+
+
+def _link(traceparent: str) -> "Link | None":
+    from opentelemetry.trace import Link, get_current_span
+
+    parent = _parent(traceparent)
+    return Link(get_current_span(parent).get_span_context()) if parent is not None else None
