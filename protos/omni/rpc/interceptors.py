@@ -10,11 +10,13 @@
 Each is wrapped round a method once, when the method is first called, and costs nothing per message of a stream.
 """
 
+from __future__ import annotations
+
 import asyncio
 import inspect
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import grpc
 
@@ -24,7 +26,7 @@ from omni.rpc.errors import DETAILS_KEY, OmniError, Reason, clip
 from omni.rpc.metrics import RpcMetrics
 from omni.rpc.validation import validate
 
-Handler = grpc.RpcMethodHandler[Any, Any]
+Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 
 Behaviour = Callable[[Any, Any], Awaitable[Any]]
 """A method: (request or iterator of requests, context) -> the response, or None when it has written a stream."""
