@@ -62,9 +62,9 @@ DiffusionSection = section_of(config_pb2.DiffusionParams.DESCRIPTOR)
 FormatName = Literal["pcm16", "wav", "mp3", "flac", "opus", "png", "jpeg", "webp", "mp4"]
 
 
-def format_number(name: FormatName) -> config_pb2.MediaFormat:
+def format_number(name: FormatName) -> config_pb2.MediaFormat.ValueType:
     return config_pb2.MediaFormat.Value(f"MEDIA_FORMAT_{name.upper()}")
 
 
-def modality_number(name: str) -> content_pb2.Modality:
+def modality_number(name: str) -> content_pb2.Modality.ValueType:
     return content_pb2.Modality.Value(f"MODALITY_{name.upper()}")

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path as FilePath
-from typing import Any
+from typing import Any, cast
 
 import yaml
 
@@ -96,7 +96,7 @@ class _Reader:
             return self._mapping(node, path)
         if isinstance(node, yaml.SequenceNode):
             return [self.value(item, (*path, index)) for index, item in enumerate(node.value)]
-        return self._scalar(node, path)
+        return self._scalar(cast("yaml.ScalarNode", node), path)
 
     def _mapping(self, node: yaml.MappingNode, path: Path) -> dict[str, Any]:
         found: dict[str, Any] = {}
@@ -114,13 +114,13 @@ class _Reader:
             found[key] = self.value(value_node, (*path, key))
         return found
 
-    def _scalar(self, node: yaml.Node, path: Path) -> Any:
+    def _scalar(self, node: yaml.ScalarNode, path: Path) -> Any:
         place = self.places[path]
         text: str = node.value
         expanded = _VARIABLE.sub(lambda match: self._variable(match, place, path), text)
         if expanded != text:
             # What stood without quotes has its type by what it became: ${REPLICAS:-2} is a number.
-            tag = self._loader.resolve(yaml.ScalarNode, expanded, (node.style is None, False))
+            tag = self._loader.resolve(yaml.ScalarNode, expanded, (node.style is None, False))  # type: ignore[no-untyped-call]
             node = yaml.ScalarNode(tag, expanded, node.start_mark, node.end_mark)
         try:
             return self._loader.construct_object(node, deep=True)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
 from pathlib import Path as FilePath
 from typing import Any
 
 import xxhash
+from google.protobuf.duration_pb2 import Duration
 from google.protobuf.struct_pb2 import Struct
 
 from omni.v1 import config_pb2
@@ -140,8 +140,8 @@ def _stage_spec(
         engine=_struct(stage.engine),
         defaults=_params(stage.defaults),
         arena_bytes=setting("arena"),
-        lease=timedelta(seconds=setting("lease")),
-        stall=timedelta(seconds=setting("stall")),
+        lease=_duration(setting("lease")),
+        stall=_duration(setting("stall")),
         sources=pipeline.sources(name),
         outputs=[modality_number(modality) for modality in topology.outputs],
         companions=[
@@ -161,7 +161,12 @@ def _checkpoint(written: str, folder: FilePath) -> str:
 
 def _bounds(stage: BoundsSection, model: BoundsSection) -> config_pb2.Bounds:
     chosen = BOUNDS | model.model_dump(exclude_none=True) | stage.model_dump(exclude_none=True)
-    return config_pb2.Bounds(**{name: timedelta(seconds=seconds) for name, seconds in chosen.items()})
+    return config_pb2.Bounds(**{name: _duration(seconds) for name, seconds in chosen.items()})
+
+
+def _duration(seconds: float) -> Duration:
+    whole = int(seconds)
+    return Duration(seconds=whole, nanos=round((seconds - whole) * 1e9))
 
 
 def _params(defaults: DefaultsSection) -> config_pb2.StageParams:
