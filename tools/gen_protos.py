@@ -10,6 +10,7 @@ that it imports, comments included: the input of ``buf``, and of clients in lang
 """
 
 import argparse
+import re
 import sys
 import tempfile
 from pathlib import Path
@@ -46,6 +47,7 @@ def generate(out: Path) -> None:
     googleapis = Path(status_pb2.__file__).parent.parent.parent
     wellknown = Path(grpc_tools.__file__).parent / "_proto"
     sources = sorted(str(path.relative_to(PROTOS)) for path in PROTOS.glob("omni/v1/*.proto"))
+    services = [name for name in sources if re.search(r"^service ", (PROTOS / name).read_text(), re.MULTILINE)]
     with tempfile.TemporaryDirectory() as scratch:
         # protoc takes imports from sources or from descriptors, not from both: everything is first made a descriptor.
         imports = Path(scratch) / "imports.binpb"
@@ -67,17 +69,8 @@ def generate(out: Path) -> None:
         known.file.append(validate_descriptor())
         imports.write_bytes(known.SerializeToString(deterministic=True))
         common = [f"--descriptor_set_in={imports}", f"-I{PROTOS}"]
-        run(
-            [
-                *common,
-                f"--python_out={out}",
-                f"--grpc_python_out={out}",
-                f"--mypy_out=quiet:{out}",
-                f"--mypy_grpc_out=quiet:{out}",
-                *sources,
-            ]
-        )
-        run([*common, f"--python_out={out}", f"--mypy_out=quiet:{out}", VALIDATE])
+        run([*common, f"--python_out={out}", f"--mypy_out=quiet:{out}", *sources, VALIDATE])
+        run([*common, f"--grpc_python_out={out}", f"--mypy_grpc_out=quiet:{out}", *services])
         run(
             [
                 *common,
