@@ -3,7 +3,8 @@
 import grpc
 
 from omni.rpc.options import MAX_MESSAGE_BYTES, channel_options
-from omni.rpc.tls import ClientTls, channel_credentials
+from omni.rpc.reloading import ReloadingChannel
+from omni.rpc.tls import ClientTls
 
 
 def make_channel(
@@ -11,10 +12,12 @@ def make_channel(
 ) -> grpc.aio.Channel:
     """A channel to `target` ("host:port", or any gRPC target name) of the running event loop.
 
+    With `tls` the files are read again when they change, see `omni.rpc.reloading`.
+
     Raises:
         OSError: when a TLS file cannot be read.
     """
     options = channel_options(max_message_bytes)
     if tls is None:
         return grpc.aio.insecure_channel(target, options=options)
-    return grpc.aio.secure_channel(target, channel_credentials(tls), options=options)
+    return ReloadingChannel(target, tls, options)
