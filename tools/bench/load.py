@@ -82,20 +82,20 @@ async def attach(target: Target, runs: int, rate: float, tokens: int) -> Sample:
         live = runs
         async for response in call:
             meter.messages += 1
-            credits: list[int] = []
+            taken: list[int] = []
             for event in response.events:
                 kind = event.WhichOneof("event")
                 if kind == "output":
                     meter.take(event.output.payload.text)
-                    credits.append(event.request)
+                    taken.append(event.request)
                 elif kind == "finished":
                     live -= 1
                 elif kind == "failed":
                     raise RuntimeError(event.failed.message)
             if not live:
                 break
-            if credits:
-                await call.write(generate_pb2.OmniServiceAttachRequest(credits=credits))
+            if taken:
+                await call.write(generate_pb2.OmniServiceAttachRequest(credits=taken))
         call.cancel()
     return meter.sample()
 

@@ -38,9 +38,9 @@ def row(
     case: str,
     unit: str,
     subject: Sequence[float],
+    *,
     floor: Sequence[float] = (),
     floor_name: str = "",
-    *,
     at_least: float | None = None,
     at_most: float | None = None,
 ) -> Row:
