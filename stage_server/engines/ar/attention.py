@@ -26,12 +26,13 @@ def use(config: PretrainedConfig) -> None:
     config._attn_implementation = NAME
 
 
-def attend(
+def attend(  # noqa: PLR0917 - transformers calls it so
     module: torch.nn.Module,
     query: torch.Tensor,
     key: LayerView,
     value: LayerView,
-    attention_mask: torch.Tensor | None,
+    _mask: torch.Tensor | None,
+    *,
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,

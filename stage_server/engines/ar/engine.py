@@ -20,7 +20,7 @@ import torch
 from omni.rpc.errors import OmniError, Reason
 from omni.v1 import content_pb2
 from stage_server.engines.ar.cache import SlotCache
-from stage_server.engines.ar.decoder import Decoder, DecodeState, Slice, StateT
+from stage_server.engines.ar.decoder import Decoder, Slice, StateT
 from stage_server.engines.ar.entry import Entry, as_error
 from stage_server.engines.ar.schedule import draws, plan
 from stage_server.engines.ar.step import Step
@@ -86,10 +86,10 @@ class ArEngine(Generic[StateT]):
 
     def stop(self) -> None:
         """Ends stepping; runs at work are dropped."""
+        self._worker.shutdown(wait=False, cancel_futures=True)
         self._mailbox.put(self._end)
         if self._thread is not None:
             self._thread.join(STOP_SECONDS)
-        self._worker.shutdown(wait=True, cancel_futures=True)
         self._decoder.unload()
 
     # Everything below runs in the engine's thread.
@@ -100,7 +100,7 @@ class ArEngine(Generic[StateT]):
                 try:
                     self._turn()
                 except Exception as error:
-                    log.exception("engine step failed")
+                    log.exception("an engine turn failed, and its runs with it")
                     for entry in list(self._running):
                         self._fail(entry, error)
                 if self._events:
@@ -130,6 +130,8 @@ class ArEngine(Generic[StateT]):
         return plan((entry.ready_state for entry in self._running if not entry.held), self._step_tokens)
 
     def _take(self, entry: Entry[StateT]) -> None:
+        if self._stopping:
+            return
         self._entries[entry.run.id] = entry
         entry.preparation = self._worker.submit(self._prepare, entry)
 
@@ -243,24 +245,25 @@ class ArEngine(Generic[StateT]):
             self._finish(entry, reason)
 
     def _finish(self, entry: Entry[StateT], reason: content_pb2.FinishReason.ValueType) -> None:
-        self._drop(entry)
-        self._events.append(Finished(entry.run.id, reason, entry.usage(), entry.queued))
+        if self._drop(entry):
+            self._events.append(Finished(entry.run.id, reason, entry.usage(), entry.queued))
 
     def _fail(self, entry: Entry[StateT], error: Exception) -> None:
-        self._drop(entry)
-        self._events.append(Failed(entry.run.id, as_error(error, "the run failed in its engine", entry.run)))
+        if self._drop(entry):
+            self._events.append(Failed(entry.run.id, as_error(error, "the run failed in its engine", entry.run)))
 
-    def _drop(self, entry: Entry[StateT]) -> None:
-        """Lets go of all that a run holds."""
+    def _drop(self, entry: Entry[StateT]) -> bool:
+        """Lets go of all that a run holds; False when that was done before."""
         if self._entries.pop(entry.run.id, None) is None:
-            return
+            return False
         entry.release_feeds()
         if entry in self._running:
             self._running.remove(entry)
             last = self._cache.last
-            moved: DecodeState | None = self._entries[last].state if last in self._entries else None
-            self._cache.release(entry.run.id, moved.position if moved is not None else 0)
+            moved = self._entries.get(last) if last is not None else None
+            self._cache.release(entry.run.id, moved.ready_state.position if moved else 0)
         elif entry in self._waiting:
             self._waiting.remove(entry)
         if entry.state is not None:
             self._decoder.close(entry.state)
+        return True

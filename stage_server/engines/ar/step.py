@@ -36,7 +36,7 @@ class Step(Generic[StateT]):
         self._ended: dict[int, Reason] = {}
 
     def draw(self, hidden: torch.Tensor, rows: Sequence[int]) -> None:
-        """Draws a token for each of `rows`, whose hidden states are [R, H], and hands those that go on to the decoder."""
+        """Draws a token for each of `rows`, whose hidden states are [R, H]; the decoder takes those that go on."""
         states = [self._slices[row].state for row in rows]
         logits = self._decoder.logits(hidden)
         wanted = [place for place, state in enumerate(states) if state.sampling.logprobs is not None]
@@ -64,21 +64,24 @@ class Step(Generic[StateT]):
 
     def outputs(self) -> Iterator[Output]:
         """Outputs of the runs for which the step made something."""
-        for part, output in zip(self._slices, self._outputs, strict=True):
-            tensors = part.state.tensors
-            if tensors:
-                output.tensors = {name: rows[0] if len(rows) == 1 else torch.cat(rows) for name, rows in tensors.items()}
-                part.state.tensors = {}
+        for row, (part, output) in enumerate(zip(self._slices, self._outputs, strict=True)):
+            state = part.state
+            if state.finished:
+                self._ended.setdefault(row, content_pb2.FINISH_REASON_STOP)
+            if row in self._ended:
+                self._decoder.ended(state)
+            if state.tensors:
+                tensors, state.tensors = state.tensors, {}
+                output.tensors = {
+                    name: made[0] if len(made) == 1 else torch.cat(made) for name, made in tensors.items()
+                }
             if output.token_ids or output.text or output.tensors:
                 yield output
 
     def ended(self) -> Iterator[tuple[Entry[StateT], Reason]]:
-        """Runs that this step ended, and why."""
-        for row, entry in enumerate(self._entries):
-            if row in self._ended:
-                yield entry, self._ended[row]
-            elif self._slices[row].state.finished:
-                yield entry, content_pb2.FINISH_REASON_STOP
+        """Runs that this step ended, and why; known once `outputs` is through."""
+        for row, reason in self._ended.items():
+            yield self._entries[row], reason
 
     def _shape(self, logits: torch.Tensor, rows: Sequence[int]) -> None:
         """Applies what the runs ask for beyond temperature and filters."""

@@ -1,0 +1,126 @@
+"""What autoregressive families share in reading a checkpoint folder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from google.protobuf import json_format
+
+from omni.rpc.errors import FieldViolation, OmniError, Reason
+from omni.v1 import config_pb2
+from stage_server.engines.ar.decoder import Geometry
+
+if TYPE_CHECKING:
+    from transformers import GenerationConfig, PretrainedConfig, PreTrainedTokenizerBase
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+LONGEST = 8192
+"""Positions a run may have unless the deploy's `max_length` says otherwise; the cache is made for that many."""
+
+
+def device() -> torch.device:
+    """Where this process computes: its first visible GPU, else the CPU."""
+    return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+
+
+def folder(spec: config_pb2.StageSpec) -> Path:
+    """The checkpoint's folder.
+
+    Raises:
+        OmniError: BAD_REQUEST when there is none.
+    """
+    path = Path(spec.checkpoint).expanduser()
+    if not (path / "config.json").is_file():
+        raise _refused("checkpoint", f"{path} is not a checkpoint folder: it holds no config.json")
+    return path
+
+
+@contextmanager
+def readable(spec: config_pb2.StageSpec) -> Iterator[None]:
+    """Turns what loaders raise into an error that names the checkpoint."""
+    try:
+        yield
+    except OmniError:
+        raise
+    except (OSError, ValueError, KeyError, RuntimeError, ImportError, AttributeError) as error:
+        raise _refused("checkpoint", f"{spec.checkpoint} cannot be loaded: {error}") from error
+
+
+def torch_dtype(spec: config_pb2.StageSpec) -> torch.dtype | str:
+    """The dtype to load with; "auto" is the checkpoint's own."""
+    return DTYPES.get(spec.dtype, "auto")
+
+
+def options(spec: config_pb2.StageSpec, known: dict[str, type]) -> dict[str, Any]:
+    """The stage's `engine` arguments, checked against names and types (int values must be positive).
+
+    Raises:
+        OmniError: UNKNOWN_PARAMETER or BAD_REQUEST with the key.
+    """
+    given = json_format.MessageToDict(spec.engine)
+    for key, value in given.items():
+        if key not in known:
+            allowed = ", ".join(sorted(known)) or "none"
+            message = f"engine argument {key!r} is not known here; known are: {allowed}"
+            raise OmniError(Reason.UNKNOWN_PARAMETER, message, fields=[FieldViolation(f"engine.{key}", message)])
+        if known[key] is int:
+            if not isinstance(value, float) or not value.is_integer() or value < 1:
+                raise _refused(f"engine.{key}", f"must be a positive whole number, was {value!r}")
+            given[key] = int(value)
+        elif not isinstance(value, known[key]):
+            raise _refused(f"engine.{key}", f"must be a {known[key].__name__}, was {value!r}")
+    return given
+
+
+def geometry(
+    config: PretrainedConfig, dtype: torch.dtype, device: torch.device, max_length: int | None = None
+) -> Geometry:
+    """Shape of the KV cache for a text config.
+
+    Raises:
+        OmniError: BAD_REQUEST when layers of the model keep a state that is not keys and values.
+    """
+    odd = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
+    if odd:
+        raise _refused("checkpoint", f"layers of kind {', '.join(sorted(odd))} are not supported by this engine")
+    heads = config.num_attention_heads
+    own = getattr(config, "max_position_embeddings", None) or LONGEST
+    return Geometry(
+        layers=config.num_hidden_layers,
+        kv_heads=getattr(config, "num_key_value_heads", None) or heads,
+        head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
+        max_length=min(own, max_length or LONGEST),
+        dtype=dtype,
+        device=device,
+    )
+
+
+def sampling_defaults(config: GenerationConfig) -> config_pb2.SamplingParams:
+    """A model's own decoding parameters; greedy when its generation config does not sample."""
+    params = config_pb2.SamplingParams(temperature=0.0)
+    if config.do_sample:
+        params.temperature = 1.0 if config.temperature is None else config.temperature
+        for name in ("top_k", "top_p", "min_p"):
+            if (value := getattr(config, name)) is not None:
+                setattr(params, name, value)
+    if config.repetition_penalty is not None:
+        params.repetition_penalty = config.repetition_penalty
+    return params
+
+
+def end_ids(config: GenerationConfig, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+    """Tokens that end a run by themselves."""
+    given = config.eos_token_id
+    if given is None:
+        given = tokenizer.eos_token_id
+    if given is None:
+        return frozenset()
+    return frozenset([given] if isinstance(given, int) else given)
+
+
+def _refused(field: str, what: str) -> OmniError:
+    return OmniError(Reason.BAD_REQUEST, f"{field}: {what}", fields=[FieldViolation(field, what)])

@@ -1,0 +1,67 @@
+"""A text model under the autoregressive engine."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, Cache
+
+from stage_server.engines.ar import attention, checkpoint
+from stage_server.engines.ar.causal import CausalDecoder, TokenState
+from stage_server.engines.ar.decoder import Geometry, Slice, last_rows
+from stage_server.models.text import prompt
+
+if TYPE_CHECKING:
+    from omni.v1 import config_pb2
+    from stage_server.engines.base import Run
+
+
+class TextDecoder(CausalDecoder[TokenState]):
+    """One causal language model."""
+
+    def __init__(self, spec: config_pb2.StageSpec, device: torch.device, *, max_length: int | None = None) -> None:
+        self._spec = spec
+        self.device = device
+        self._max_length = max_length
+
+    def load(self) -> Geometry:
+        spec, folder = self._spec, checkpoint.folder(self._spec)
+        with checkpoint.readable(spec):
+            self.tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=spec.trust_remote_code)
+            model = AutoModelForCausalLM.from_pretrained(
+                folder, dtype=checkpoint.torch_dtype(spec), trust_remote_code=spec.trust_remote_code
+            )
+        self._model = model.to(self.device).eval()
+        config = model.config.get_text_config()
+        attention.use(config)
+        self._vocabulary = model.get_input_embeddings().num_embeddings
+        self._narrow = "logits_to_keep" in inspect.signature(model.forward).parameters
+        self.defaults = checkpoint.sampling_defaults(model.generation_config)
+        self.end_ids = checkpoint.end_ids(model.generation_config, self.tokenizer)
+        return checkpoint.geometry(config, model.dtype, self.device, self._max_length)
+
+    def check(self, run: Run) -> None:
+        prompt.check(run.prompt)
+
+    def prepare(self, run: Run) -> TokenState:
+        assert run.prompt is not None, "check() refuses a run without a prompt"
+        ids = prompt.tokenize(run.prompt, self.tokenizer, self._vocabulary)
+        return self.begin(TokenState(run, self.sampling(run), prompt_ids=ids))
+
+    def forward(self, step: Sequence[Slice[TokenState]], cache: Cache) -> torch.Tensor:
+        """The rows are logits [S, V] already: what lies between hidden states and logits is the model's own."""
+        ids, positions = self.inputs(step)
+        rows = torch.tensor(last_rows(step), device=self.device)
+        keep = {"logits_to_keep": rows} if self._narrow else {}
+        output = self._model(input_ids=ids, position_ids=positions, past_key_values=cache, use_cache=True, **keep)
+        logits: torch.Tensor = output.logits[0]
+        return logits if self._narrow else logits[rows]
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return hidden
+
+    def unload(self) -> None:
+        del self._model
