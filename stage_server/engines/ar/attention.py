@@ -26,7 +26,7 @@ def use(config: PretrainedConfig) -> None:
     config._attn_implementation = NAME
 
 
-def attend(  # noqa: PLR0917 - transformers calls it so
+def attend(
     module: torch.nn.Module,
     query: torch.Tensor,
     key: LayerView,

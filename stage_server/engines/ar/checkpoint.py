@@ -4,22 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
-from google.protobuf import json_format
 
 from omni.rpc.errors import FieldViolation, OmniError, Reason
 from omni.v1 import config_pb2
 from stage_server.engines.ar.decoder import Geometry
+from stage_server.engines.arguments import Arguments
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig, PretrainedConfig, PreTrainedTokenizerBase
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 LONGEST = 8192
-"""Positions a run may have unless the deploy's `max_length` says otherwise; the cache is made for that many."""
+STEP_TOKENS = 512
 
 
 def device() -> torch.device:
@@ -55,30 +56,32 @@ def torch_dtype(spec: config_pb2.StageSpec) -> torch.dtype | str:
     return DTYPES.get(spec.dtype, "auto")
 
 
-def options(spec: config_pb2.StageSpec, known: dict[str, type]) -> dict[str, Any]:
-    """The stage's `engine` arguments, checked against names and types (int values must be positive).
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Engine arguments that every autoregressive stage takes."""
+
+    max_length: int
+    """Positions that one run may have, prompt and output; the KV cache is made for that many."""
+    step_tokens: int
+    """Positions that one step puts through, of all runs: prompts beyond it go on in the next one."""
+
+
+def sizes(spec: config_pb2.StageSpec) -> Sizes:
+    """Reads them from the spec's `engine`.
 
     Raises:
         OmniError: UNKNOWN_PARAMETER or BAD_REQUEST with the key.
     """
-    given = json_format.MessageToDict(spec.engine)
-    for key, value in given.items():
-        if key not in known:
-            allowed = ", ".join(sorted(known)) or "none"
-            message = f"engine argument {key!r} is not known here; known are: {allowed}"
-            raise OmniError(Reason.UNKNOWN_PARAMETER, message, fields=[FieldViolation(f"engine.{key}", message)])
-        if known[key] is int:
-            if not isinstance(value, float) or not value.is_integer() or value < 1:
-                raise _refused(f"engine.{key}", f"must be a positive whole number, was {value!r}")
-            given[key] = int(value)
-        elif not isinstance(value, known[key]):
-            raise _refused(f"engine.{key}", f"must be a {known[key].__name__}, was {value!r}")
-    return given
+    arguments = Arguments(spec.engine, "engine")
+    found = Sizes(
+        max_length=arguments.integer("max_length", LONGEST, 2, 1 << 20),
+        step_tokens=arguments.integer("step_tokens", STEP_TOKENS, 1, 1 << 20),
+    )
+    arguments.done()
+    return found
 
 
-def geometry(
-    config: PretrainedConfig, dtype: torch.dtype, device: torch.device, max_length: int | None = None
-) -> Geometry:
+def geometry(config: PretrainedConfig, dtype: torch.dtype, device: torch.device, max_length: int) -> Geometry:
     """Shape of the KV cache for a text config.
 
     Raises:
@@ -93,7 +96,7 @@ def geometry(
         layers=config.num_hidden_layers,
         kv_heads=getattr(config, "num_key_value_heads", None) or heads,
         head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
-        max_length=min(own, max_length or LONGEST),
+        max_length=min(own, max_length),
         dtype=dtype,
         device=device,
     )

@@ -109,7 +109,7 @@ class Decoder(ABC, Generic[StateT]):
             OmniError: with what is wrong with the checkpoint.
         """
 
-    def check(self, run: Run) -> None:  # noqa: B027 - most decoders take every run that the contract lets through
+    def check(self, run: Run) -> None:
         """Refuses a run by its parameters. Called on the server's loop: quick, and touches no model state.
 
         Raises:
@@ -152,14 +152,14 @@ class Decoder(ABC, Generic[StateT]):
         Not called for a run that this token ended (an end token, the length, a stop string).
         """
 
-    def ended(self, state: StateT) -> None:  # noqa: B027 - most decoders hold no output back
+    def ended(self, state: StateT) -> None:
         """Appends to `state.tensors` what was held back. Called once for a run that ends by itself, STOP or LENGTH,
         before its last output is taken."""
 
-    def close(self, state: StateT) -> None:  # noqa: B027 - most decoders hold nothing beyond the state
+    def close(self, state: StateT) -> None:
         """Lets go of what the state holds outside itself, unread feeds for instance. Called once for each state."""
 
-    def unload(self) -> None:  # noqa: B027 - most decoders leave it to the collector
+    def unload(self) -> None:
         """Frees the model."""
 
 

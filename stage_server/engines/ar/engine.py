@@ -21,25 +21,24 @@ from omni.rpc.errors import OmniError, Reason
 from omni.v1 import content_pb2
 from stage_server.engines.ar.cache import SlotCache
 from stage_server.engines.ar.decoder import Decoder, Slice, StateT
-from stage_server.engines.ar.entry import Entry, as_error
+from stage_server.engines.ar.entry import Entry
 from stage_server.engines.ar.schedule import draws, plan
 from stage_server.engines.ar.step import Step
 from stage_server.engines.base import Deliver, Event, Failed, Feed, Finished, Load, Run
+from stage_server.engines.errors import as_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 log = structlog.get_logger(__name__)
 
-STEP_TOKENS = 512
-"""Positions that one step puts through at most, unless the deploy says otherwise."""
 STOP_SECONDS = 30.0
 
 
 class ArEngine(Generic[StateT]):
     """An `Engine` (see engines/base.py) for autoregressive stages."""
 
-    def __init__(self, decoder: Decoder[StateT], *, max_running: int, step_tokens: int = STEP_TOKENS) -> None:
+    def __init__(self, decoder: Decoder[StateT], *, max_running: int, step_tokens: int) -> None:
         self._decoder = decoder
         self._max_running = max_running
         self._step_tokens = step_tokens

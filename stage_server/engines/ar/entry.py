@@ -7,9 +7,6 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Generic
 
-import structlog
-
-from omni.rpc.errors import OmniError, Reason
 from omni.v1 import content_pb2
 from stage_server.engines.ar.decoder import StateT
 from stage_server.engines.ar.sampling import Seen
@@ -18,8 +15,6 @@ if TYPE_CHECKING:
     import torch
 
     from stage_server.engines.base import Feed, Run
-
-log = structlog.get_logger(__name__)
 
 
 @dataclass(slots=True, eq=False)
@@ -69,11 +64,3 @@ class Entry(Generic[StateT]):
         if self.state is None:
             return content_pb2.Usage()
         return content_pb2.Usage(prompt_tokens=self.state.prompt or 0, completion_tokens=len(self.state.tokens))
-
-
-def as_error(error: Exception, what: str, run: Run) -> OmniError:
-    """The error as a client sees it; the cause of one that is not its own goes to the log only."""
-    if isinstance(error, OmniError):
-        return error
-    log.error(what, request_id=run.request_id, exc_info=error)
-    return OmniError(Reason.STAGE_FAILED, f"{what}: {type(error).__name__}", request_id=run.request_id)

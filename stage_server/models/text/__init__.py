@@ -10,16 +10,15 @@ if TYPE_CHECKING:
 
 
 def build(spec: config_pb2.StageSpec) -> Engine:
-    """The engine of a text stage, not yet started. Engine arguments: `max_length` (positions of one run, prompt and
-    output), `step_tokens` (positions that one step puts through).
+    """The engine of a text stage, not yet started. Engine arguments: those of `checkpoint.sizes`.
 
     Raises:
         OmniError: UNKNOWN_PARAMETER or BAD_REQUEST for what is wrong with the spec.
     """
     from stage_server.engines.ar import checkpoint
-    from stage_server.engines.ar.engine import STEP_TOKENS, ArEngine
+    from stage_server.engines.ar.engine import ArEngine
     from stage_server.models.text.decoder import TextDecoder
 
-    arguments = checkpoint.options(spec, {"max_length": int, "step_tokens": int})
-    decoder = TextDecoder(spec, checkpoint.device(), max_length=arguments.get("max_length"))
-    return ArEngine(decoder, max_running=spec.max_running, step_tokens=arguments.get("step_tokens", STEP_TOKENS))
+    sizes = checkpoint.sizes(spec)
+    decoder = TextDecoder(spec, checkpoint.device(), max_length=sizes.max_length)
+    return ArEngine(decoder, max_running=spec.max_running, step_tokens=sizes.step_tokens)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class TextDecoder(CausalDecoder[TokenState]):
     """One causal language model."""
 
-    def __init__(self, spec: config_pb2.StageSpec, device: torch.device, *, max_length: int | None = None) -> None:
+    def __init__(self, spec: config_pb2.StageSpec, device: torch.device, *, max_length: int) -> None:
         self._spec = spec
         self.device = device
         self._max_length = max_length
