@@ -15,7 +15,7 @@ from tools.tiny.recipes import model
 BATCHES = (1, 8, 32)
 PROMPT = 32
 TOKENS = 64
-TURNS = 5
+TURNS = 7
 MODELS = ("tiny-text", "tiny-omni")
 FLOOR = "transformers generate"
 

@@ -57,7 +57,7 @@ def attend(
         weights = torch.matmul(q, k.transpose(-1, -2)).float() * (scaling or dim**-0.5)
         if softcap is not None:
             weights = torch.tanh(weights / softcap) * softcap
-        weights = weights.masked_fill(~mask, float("-inf"))
+        weights = weights + mask
         if s_aux is not None:
             repeats = q.shape[2] // groups
             sink = s_aux.float().view(1, -1, groups, 1).repeat_interleave(repeats, dim=2)

@@ -27,17 +27,18 @@ class PromptPart:
     stop: int
     offset: int
     device: torch.device
+    dtype: torch.dtype
     _masks: dict[int | None, torch.Tensor] = field(default_factory=dict)
 
     def mask(self, window: int | None) -> torch.Tensor:
-        """Which keys each query sees, [stop - start, stop]."""
+        """What is added to the scores of each query, [stop - start, stop]: 0, or -inf where it does not see the key."""
         if window not in self._masks:
             query = torch.arange(self.start, self.stop, device=self.device).unsqueeze(1)
             keys = torch.arange(self.stop, device=self.device).unsqueeze(0)
             mask = keys <= query
             if window is not None:
                 mask &= keys > query - window
-            self._masks[window] = mask
+            self._masks[window] = _additive(mask, self.dtype)
         return self._masks[window]
 
 
@@ -56,20 +57,26 @@ class StepLayout:
     """For every slot in use, the keys that its query sees; 1 for slots that are not decoding (their result is junk)."""
     decode_reach: int
     """Longest of them."""
+    dtype: torch.dtype
     whole: bool
     """Every slot in use decodes, in the order of the slots, and nothing else is in the step."""
     _masks: dict[int | None, torch.Tensor] = field(default_factory=dict)
 
     def decode_mask(self, window: int | None) -> torch.Tensor:
-        """Which keys each decoding slot sees, [slots_in_use, 1, 1, decode_reach]."""
+        """What is added to the scores of each decoding slot, [slots_in_use, 1, 1, decode_reach]."""
         if window not in self._masks:
             keys = torch.arange(self.decode_reach, device=self.decode_lengths.device)
             lengths = self.decode_lengths.unsqueeze(1)
             mask = keys < lengths
             if window is not None:
                 mask &= keys >= lengths - window
-            self._masks[window] = mask[:, None, None, :]
+            self._masks[window] = _additive(mask, self.dtype)[:, None, None, :]
         return self._masks[window]
+
+
+def _additive(visible: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Made once a step: given a boolean mask, every layer's attention would make it again."""
+    return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(~visible, float("-inf"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +148,7 @@ class SlotCache(Cache):
                 slots.append(slot)
                 lengths[slot] = stop
             else:
-                prompts.append(PromptPart(slot, start, stop, offset, device))
+                prompts.append(PromptPart(slot, start, stop, offset, device, self.geometry.dtype))
             offset += stop - start
         stride = self.geometry.kv_heads * longest
         if prompts:
@@ -156,6 +163,7 @@ class SlotCache(Cache):
             decode_slots=torch.tensor(slots, dtype=torch.long, device=device),
             decode_lengths=torch.tensor(lengths, device=device),
             decode_reach=max(lengths, default=1),
+            dtype=self.geometry.dtype,
             whole=not prompts and slots == list(range(in_use)),
         )
 

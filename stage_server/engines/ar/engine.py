@@ -51,6 +51,7 @@ class ArEngine(Generic[StateT]):
         self._waiting: deque[Entry[StateT]] = deque()
         self._running: list[Entry[StateT]] = []
         self._events: list[Event] = []
+        self._idle = True
         self._steps = 0
         self._units = 0
 
@@ -99,6 +100,7 @@ class ArEngine(Generic[StateT]):
                 try:
                     self._turn()
                 except Exception as error:
+                    self._idle = False
                     log.exception("an engine turn failed, and its runs with it")
                     for entry in list(self._running):
                         self._fail(entry, error)
@@ -109,21 +111,19 @@ class ArEngine(Generic[StateT]):
                 self._drop(entry)
 
     def _turn(self) -> None:
-        """Reads the mailbox, waiting only when there is nothing to put through, and makes one step."""
-        slices = self._slices()
-        self._read(wait=not slices)
+        """Reads the mailbox, waiting only when the last turn found nothing to put through, and makes one step."""
+        self._read(wait=self._idle)
         self._admit()
         slices = self._slices()
+        self._idle = not slices
         if slices:
             self._step(slices)
 
     def _read(self, *, wait: bool) -> None:
-        try:
-            self._mailbox.get(block=wait)()
-            while True:
-                self._mailbox.get_nowait()()
-        except queue.Empty:
-            pass
+        if wait:
+            self._mailbox.get()()
+        while not self._mailbox.empty():  # this thread alone takes from it
+            self._mailbox.get_nowait()()
 
     def _slices(self) -> list[Slice[StateT]]:
         return plan((entry.ready_state for entry in self._running if not entry.held), self._step_tokens)
