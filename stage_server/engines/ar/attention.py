@@ -84,18 +84,19 @@ def attend(
             return mixed.unsqueeze(0), None
         output.index_copy_(0, step.decode_rows, mixed.index_select(0, step.decode_slots))
     for part in step.prompts:
-        length = part.stop - part.start
-        q = packed[part.offset : part.offset + length].reshape(length, -1, groups, dim)
-        q = q.permute(1, 2, 0, 3).reshape(1, -1, groups * length, dim)
-        mixed = scores(
-            q,
-            view.keys[part.slot : part.slot + 1, :, : part.stop],
-            view.values[part.slot : part.slot + 1, :, : part.stop],
-            part.mask(sliding_window).repeat(groups, 1),
-        )
-        output[part.offset : part.offset + length] = (
-            mixed.view(-1, groups, length, dim).permute(2, 0, 1, 3).reshape(length, heads, dim)
-        )
+        rows = slice(part.offset, part.offset + part.length)
+        keys = view.keys[part.slot : part.slot + 1, :, : part.stop]
+        values = view.values[part.slot : part.slot + 1, :, : part.stop]
+        if part.start == 0 and sliding_window is None and softcap is None and s_aux is None:
+            mixed = scaled_dot_product_attention(
+                query[:, :, rows], keys, values, is_causal=True, scale=scaling, enable_gqa=groups > 1
+            )
+            output[rows] = mixed[0].transpose(0, 1)
+            continue
+        q = packed[rows].reshape(part.length, -1, groups, dim).permute(1, 2, 0, 3)
+        q = q.reshape(1, -1, groups * part.length, dim)
+        mixed = scores(q, keys, values, part.mask(sliding_window, groups))
+        output[rows] = mixed.view(-1, groups, part.length, dim).permute(2, 0, 1, 3).reshape(part.length, heads, dim)
     return output.unsqueeze(0), None
 
 

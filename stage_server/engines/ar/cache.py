@@ -7,15 +7,22 @@ slot, once, when a run leaves a hole below it. On the CPU, memory that no run ha
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from transformers import Cache
 
 if TYPE_CHECKING:
     from stage_server.engines.ar.decoder import Geometry
+
+
+SPREAD = 17
+"""Positions that lie unused behind each head's keys. Lengths are powers of two: without it, all heads of all slots
+would begin in the same few sets of the CPU's caches, and throw each other out at every step."""
 
 
 @dataclass(slots=True)
@@ -30,15 +37,20 @@ class PromptPart:
     dtype: torch.dtype
     _masks: dict[int | None, torch.Tensor] = field(default_factory=dict)
 
-    def mask(self, window: int | None) -> torch.Tensor:
-        """What is added to the scores of each query, [stop - start, stop]: 0, or -inf where it does not see the key."""
+    @property
+    def length(self) -> int:
+        return self.stop - self.start
+
+    def mask(self, window: int | None, groups: int) -> torch.Tensor:
+        """What is added to the scores, [groups * length, stop]: 0, or -inf where a query does not see the key. The
+        queries of one head follow those of the one before it."""
         if window not in self._masks:
             query = torch.arange(self.start, self.stop, device=self.device).unsqueeze(1)
             keys = torch.arange(self.stop, device=self.device).unsqueeze(0)
             mask = keys <= query
             if window is not None:
                 mask &= keys > query - window
-            self._masks[window] = _additive(mask, self.dtype)
+            self._masks[window] = _additive(mask, self.dtype).repeat(groups, 1)
         return self._masks[window]
 
 
@@ -47,7 +59,7 @@ class StepLayout:
     """Where the rows of a packed step belong; the same for all layers."""
 
     index: torch.Tensor
-    """Row of each (kv head, packed position) in a layer's storage seen as [slots * kv_heads * max_length, head_dim]."""
+    """Row of each (kv head, packed position) in a layer's storage seen as [slots * kv_heads * length, head_dim]."""
     slots_in_use: int
     prompts: list[PromptPart]
     decode_rows: torch.Tensor | None
@@ -74,6 +86,14 @@ class StepLayout:
         return self._masks[window]
 
 
+def _zeros(shape: tuple[int, ...], geometry: Geometry) -> torch.Tensor:
+    """Zeros, so that a masked key never is a NaN; on the CPU the pages are the kernel's until they are written to."""
+    if geometry.device.type != "cpu":
+        return torch.zeros(shape, dtype=geometry.dtype, device=geometry.device)
+    size = math.prod(shape) * geometry.dtype.itemsize
+    return torch.from_numpy(np.zeros(size, np.uint8)).view(geometry.dtype).view(shape)
+
+
 def _additive(visible: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Made once a step: given a boolean mask, every layer's attention would make it again."""
     return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(~visible, float("-inf"))
@@ -94,16 +114,14 @@ class SlotCache(Cache):
     def __init__(self, geometry: Geometry, slots: int) -> None:
         super().__init__(layers=[])
         self.geometry = geometry
-        shape = (slots, geometry.kv_heads, geometry.max_length, geometry.head_dim)
-
-        def storage() -> list[torch.Tensor]:
-            return [torch.zeros(shape, dtype=geometry.dtype, device=geometry.device) for _ in range(geometry.layers)]
-
-        self._keys, self._values = storage(), storage()
+        self._length = geometry.max_length + SPREAD
+        shape = (slots, geometry.kv_heads, self._length, geometry.head_dim)
+        self._keys = [_zeros(shape, geometry) for _ in range(geometry.layers)]
+        self._values = [_zeros(shape, geometry) for _ in range(geometry.layers)]
         self._owners: list[int] = []
         self._capacity = slots
         self._step: StepLayout | None = None
-        heads = torch.arange(geometry.kv_heads, device=geometry.device) * geometry.max_length
+        heads = torch.arange(geometry.kv_heads, device=geometry.device) * self._length
         self._heads = heads.unsqueeze(1)
 
     @property
@@ -134,7 +152,7 @@ class SlotCache(Cache):
 
     def begin(self, parts: Sequence[tuple[int, int, int]]) -> None:
         """Lays out a step of (run, start, stop) slices, packed in this order."""
-        device, longest = self.geometry.device, self.geometry.max_length
+        device = self.geometry.device
         slot_of = {run: slot for slot, run in enumerate(self._owners)}
         in_use = len(self._owners)
         rows, slots, prompts, places = [], [], [], []
@@ -150,7 +168,7 @@ class SlotCache(Cache):
             else:
                 prompts.append(PromptPart(slot, start, stop, offset, device, self.geometry.dtype))
             offset += stop - start
-        stride = self.geometry.kv_heads * longest
+        stride = self.geometry.kv_heads * self._length
         if prompts:
             base = torch.cat([torch.arange(start, stop) + slot * stride for slot, start, stop in places])
         else:
