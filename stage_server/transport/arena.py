@@ -1,0 +1,187 @@
+"""The arena of a stage server: one memfd region that holds what this replica has published, under lease.
+
+The region has no name, so nothing is left behind in /dev/shm; the kernel frees it when the last process that maps it
+has gone. A table at its end holds a generation for each smallest block: it changes when a block is freed, so a reader
+in place that looks before and after its read notices that the memory was taken back.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import xxhash
+
+from omni.rpc.errors import OmniError, Reason
+from omni.v1 import stage_pb2, tensor_pb2
+from stage_server.transport import dtypes
+from stage_server.transport.buddy import SMALLEST, Buddy
+
+
+class Holder:
+    """Who published: its leases can be released together."""
+
+    __slots__ = ("leases",)
+
+    def __init__(self) -> None:
+        self.leases: set[int] = set()
+
+
+@dataclass(slots=True)
+class _Lease:
+    offset: int
+    size: int
+    since: float
+    holders: tuple[Holder, ...]
+
+
+def region_bytes(capacity: int) -> int:
+    """Bytes of the region of an arena of `capacity`: its memory and the table of generations."""
+    return capacity + capacity // SMALLEST * 4
+
+
+class Arena:
+    """Owned by the server's event loop; only `copy` of a reserved slot may run on another thread.
+
+    Args:
+        owner: name of this replica.
+        epoch: its incarnation.
+        capacity: bytes, rounded down to a power of two.
+        lease_seconds: after which a tensor that nobody released is taken back.
+        checksum: whether handles carry the checksum of their bytes.
+    """
+
+    def __init__(self, owner: str, epoch: int, capacity: int, lease_seconds: float, *, checksum: bool = False) -> None:
+        self.owner = owner
+        self.epoch = epoch
+        self.capacity = max(SMALLEST, 1 << (capacity.bit_length() - 1)) if capacity else SMALLEST
+        self.descriptor = os.memfd_create(f"omni-{owner}", os.MFD_CLOEXEC)
+        os.ftruncate(self.descriptor, region_bytes(self.capacity))
+        self._map = mmap.mmap(self.descriptor, region_bytes(self.capacity))
+        region = torch.frombuffer(self._map, dtype=torch.uint8)
+        self._memory = region[: self.capacity]
+        self._generations = memoryview(self._map)[self.capacity :].cast("I")
+        self._buddy = Buddy(self.capacity)
+        self._leases: dict[int, _Lease] = {}
+        self._lease_seconds = lease_seconds
+        self._checksum = checksum
+        self.on_room: Callable[[], None] = lambda: None
+        """Called when memory was freed."""
+
+    def publish(self, tensor: torch.Tensor, *holders: Holder) -> tensor_pb2.TensorHandle | None:
+        """Copies a tensor in (device to host directly) and returns its handle; None when there is no room now.
+
+        Raises:
+            OmniError: STAGE_FAILED, when it could never fit.
+        """
+        handle = self.reserve(tensor, *holders)
+        if handle is not None:
+            self.copy(tensor, handle)
+        return handle
+
+    def reserve(self, tensor: torch.Tensor, *holders: Holder) -> tensor_pb2.TensorHandle | None:
+        """As `publish`, without the copy."""
+        size = tensor.nbytes
+        if size > self.capacity:
+            raise OmniError(
+                Reason.STAGE_FAILED, f"a tensor of {size} bytes does not fit into an arena of {self.capacity}"
+            )
+        offset = self._buddy.allocate(size)
+        if offset is None:
+            return None
+        lease = secrets.randbits(63) + 1
+        self._leases[lease] = _Lease(offset, size, time.monotonic(), holders)
+        for holder in holders:
+            holder.leases.add(lease)
+        return tensor_pb2.TensorHandle(
+            owner=self.owner,
+            epoch=self.epoch,
+            lease=lease,
+            offset=offset,
+            size=size,
+            generation=self._generations[offset // SMALLEST],
+            dtype=dtypes.to_wire(tensor.dtype),
+            shape=tensor.shape,
+        )
+
+    def copy(self, tensor: torch.Tensor, handle: tensor_pb2.TensorHandle) -> None:
+        """Fills a reserved slot; from any thread."""
+        if not handle.size:
+            return
+        slot = self._memory[handle.offset : handle.offset + handle.size]
+        dtypes.view(slot, tensor.dtype, tensor.shape).copy_(tensor)
+        if self._checksum:
+            handle.checksum = xxhash.xxh3_64_intdigest(memoryview(slot.numpy()))
+
+    def bytes_of(self, handle: tensor_pb2.TensorHandle) -> torch.Tensor:
+        """The memory of a handle of this arena, uint8 [size].
+
+        Raises:
+            OmniError: TENSOR_LOST, when it is not, or no longer, under that lease.
+        """
+        lease = self._leases.get(handle.lease)
+        if (
+            lease is None
+            or handle.owner != self.owner
+            or handle.epoch != self.epoch
+            or (lease.offset, lease.size) != (handle.offset, handle.size)
+        ):
+            raise lost(handle)
+        return self._memory[lease.offset : lease.offset + lease.size]
+
+    def release(self, lease: int) -> None:
+        """Frees a tensor; a lease that has ended already is ignored."""
+        held = self._leases.pop(lease, None)
+        if held is None:
+            return
+        for holder in held.holders:
+            holder.leases.discard(lease)
+        at = held.offset // SMALLEST
+        self._generations[at] = (self._generations[at] + 1) & 0xFFFFFFFF
+        self._buddy.free(held.offset, held.size)
+        self.on_room()
+
+    def release_all(self, holder: Holder) -> None:
+        """Frees what the holder published and nobody released."""
+        for lease in list(holder.leases):
+            self.release(lease)
+
+    def expire(self) -> float | None:
+        """Takes back what has outlived its lease; seconds until the next one ends, None when there is none."""
+        now = time.monotonic()
+        while self._leases:
+            lease, held = next(iter(self._leases.items()))  # All leases are equally long: the oldest is the first.
+            left = held.since + self._lease_seconds - now
+            if left > 0:
+                return left
+            self.release(lease)
+        return None
+
+    def load(self) -> stage_pb2.ArenaLoad:
+        """Gauges."""
+        oldest = next(iter(self._leases.values()), None)
+        return stage_pb2.ArenaLoad(
+            capacity_bytes=self.capacity,
+            used_bytes=self._buddy.used,
+            leases=len(self._leases),
+            oldest_lease_seconds=time.monotonic() - oldest.since if oldest else 0.0,
+        )
+
+    def close(self) -> None:
+        """Gives the descriptor back; memory that views still show is freed with the last of them."""
+        self._leases.clear()
+        os.close(self.descriptor)
+
+
+def lost(handle: tensor_pb2.TensorHandle) -> OmniError:
+    """What a reader says that finds the handle's memory taken back."""
+    return OmniError(
+        Reason.TENSOR_LOST,
+        f"a tensor of {handle.owner} (lease {handle.lease:016x}) is no longer there",
+        replica=handle.owner,
+    )
