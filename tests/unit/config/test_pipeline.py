@@ -34,7 +34,7 @@ def test_qwen3_omni_streams_from_thinker_to_sound() -> None:
     assert pipeline.sources("thinker") == []
     assert pipeline.sources("code2wav") == ["talker"]
     assert [(edge.mode, edge.tensors) for edge in pipeline.edges] == [
-        ("stream", ["prompt_ids", "embeds", "hidden"]),
+        ("stream", ["prompt_ids", "image_grid_thw", "audio_feature_lengths", "embeds", "hidden"]),
         ("stream", ["codes"]),
     ]
 
