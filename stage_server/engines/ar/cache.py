@@ -145,6 +145,12 @@ class SlotCache(Cache):
         for tensor in (*self._keys, *self._values):
             tensor[slot, :, :last_position].copy_(tensor[source, :, :last_position])
 
+    def wipe(self, run: int) -> None:
+        """Zeroes a run's slot."""
+        slot = self._owners.index(run)
+        for tensor in (*self._keys, *self._values):
+            tensor[slot].zero_()
+
     @property
     def last(self) -> int | None:
         """The run in the last slot in use, which a release may move."""

@@ -235,13 +235,28 @@ class ArEngine(Generic[StateT]):
         for entry, part in zip(entries, slices, strict=True):
             entry.stepped()
             part.state.position = part.stop
-        drawing = [row for row, part in enumerate(slices) if draws(part)]
+        broken = self._broken(entries, hidden)
+        drawing = [row for row, part in enumerate(slices) if row not in broken and draws(part)]
         if drawing:
             self._units += len(drawing)
             step.draw(hidden if len(drawing) == len(slices) else hidden[drawing], drawing)
         self._events.extend(step.outputs())
         for entry, reason in step.ended():
             self._finish(entry, reason)
+
+    def _broken(self, entries: Sequence[Entry[StateT]], hidden: torch.Tensor) -> set[int]:
+        """Fails the runs whose numbers left the dtype's range, and wipes what they left in the cache: a NaN behind a
+        mask would still spoil the next run in the slot."""
+        wrong = hidden.isnan().any(-1)
+        if not wrong.any():
+            return set()
+        rows = set(wrong.nonzero().squeeze(1).tolist())
+        for row in rows:
+            entry = entries[row]
+            entry.ready_state.tensors.clear()
+            self._cache.wipe(entry.run.id)
+            self._fail(entry, ArithmeticError("the model computed NaN for this run"))
+        return rows
 
     def _finish(self, entry: Entry[StateT], reason: content_pb2.FinishReason.ValueType) -> None:
         if self._drop(entry):
