@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from transformers import Qwen3OmniMoeConfig, Qwen3OmniMoeForConditionalGeneration
+from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3OmniMoeCode2Wav
 
 from tools.tiny import tokenizer as tokens
 
@@ -16,6 +17,8 @@ CODEBOOK = 64
 CODE_GROUPS = 4
 # Each talker id from CODEBOOK on is a control token; generate() forbids the last 1024 of them but the end token.
 TALKER_VOCABULARY = CODEBOOK + 1024
+LOUDNESS = 0.1
+"""Of the sound that it makes, root mean square of full scale."""
 SPEAKERS = {"ethan": CODEBOOK + 20, "chelsie": CODEBOOK + 21, "aiden": CODEBOOK + 22}
 
 ROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 2, 2], "interleaved": True}
@@ -165,10 +168,31 @@ def _config(tokenizer: Any) -> Qwen3OmniMoeConfig:
     )
 
 
+def _make_audible(vocoder: Qwen3OmniMoeCode2Wav) -> None:
+    """Draws the vocoder's weights so that signals keep their size: the default ones die away to silence on the way, and
+    nothing that is wrong with a sound could be seen in it."""
+    for name, weights in vocoder.named_parameters():
+        if name.endswith((".gamma", "layer_scale.scale")):
+            torch.nn.init.constant_(weights, 0.5)
+        elif name.endswith("code_embedding.weight"):
+            torch.nn.init.normal_(weights)
+        elif weights.ndim == 3:
+            torch.nn.init.kaiming_normal_(weights, nonlinearity="linear")
+            if ".conv2." in name:  # the end of a residual branch
+                weights.data *= 0.3
+    last = vocoder.decoder[-1].conv
+    last.weight.data *= 0.05
+    codes = torch.randint(CODEBOOK, (1, CODE_GROUPS, 50))
+    with torch.no_grad():
+        last.weight.data *= LOUDNESS / vocoder(codes).square().mean().sqrt()
+
+
 def build(folder: Path) -> None:
     """Under a million parameters; answers text, pictures and sound with text and 24 kHz sound."""
     tokenizer = tokens.make(VOCABULARY)
     torch.manual_seed(0)
-    Qwen3OmniMoeForConditionalGeneration(_config(tokenizer)).eval().save_pretrained(folder)
+    model = Qwen3OmniMoeForConditionalGeneration(_config(tokenizer)).eval()
+    _make_audible(model.code2wav)
+    model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     (folder / "preprocessor_config.json").write_text(json.dumps(PREPROCESSOR, indent=2) + "\n")

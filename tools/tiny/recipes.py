@@ -7,7 +7,7 @@ from pathlib import Path
 from tools.tiny.registry import Recipe, ensure
 
 _ALL = (
-    Recipe("tiny-omni", 1, "tools.tiny.qwen3_omni:build"),
+    Recipe("tiny-omni", 2, "tools.tiny.qwen3_omni:build"),
     Recipe("tiny-text", 1, "tools.tiny.text:qwen3"),
     Recipe("tiny-text-window", 1, "tools.tiny.text:mistral"),
 )

@@ -1,0 +1,1 @@
+"""Chunked decoding without a loop of its own: vocoders."""

@@ -1,0 +1,1 @@
+"""Qwen3-Omni: thinker, talker and code2wav, from a checkpoint in transformers' standard layout."""

@@ -1,0 +1,107 @@
+"""Loads single parts of a Qwen3-Omni checkpoint in transformers' standard layout."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from safetensors import safe_open
+from transformers import Qwen3OmniMoeConfig
+from transformers.models.qwen3_omni_moe import modeling_qwen3_omni_moe as reference
+
+from omni.rpc.errors import OmniError, Reason
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from transformers import PreTrainedModel
+
+    from omni.v1 import config_pb2
+
+_PARTS = {
+    "thinker": reference.Qwen3OmniMoeThinkerForConditionalGeneration,
+    "talker": reference.Qwen3OmniMoeTalkerForConditionalGeneration,
+    "code2wav": reference.Qwen3OmniMoeCode2Wav,
+}
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+
+
+def device() -> torch.device:
+    """Where this process computes: its first visible GPU, else the CPU."""
+    return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+
+
+def read_config(folder: Path) -> Qwen3OmniMoeConfig:
+    """The checkpoint's configuration.
+
+    Raises:
+        OmniError: there is none, or it is of another family.
+    """
+    path = folder / "config.json"
+    try:
+        kind = json.loads(path.read_text(encoding="utf-8")).get("model_type")
+    except (OSError, ValueError) as error:
+        raise OmniError(Reason.BAD_REQUEST, f"checkpoint {folder}: config.json cannot be read: {error}") from error
+    if kind != Qwen3OmniMoeConfig.model_type:
+        message = f"checkpoint {folder} is of type {kind!r}, this stage takes {Qwen3OmniMoeConfig.model_type!r}"
+        raise OmniError(Reason.BAD_REQUEST, message)
+    return Qwen3OmniMoeConfig.from_pretrained(folder)
+
+
+def load_part(spec: config_pb2.StageSpec, folder: Path, part: str) -> PreTrainedModel:
+    """One part, "thinker", "talker" or "code2wav", on this process's device, in the spec's dtype; nothing else of the
+    checkpoint is read.
+
+    Raises:
+        OmniError: its weights are not all there.
+    """
+    shell = _shell(part)
+    dtype = spec.dtype if spec.dtype in ("", "auto") else getattr(torch, spec.dtype)
+    try:
+        model, found = shell.from_pretrained(folder, dtype=dtype or "auto", output_loading_info=True)
+    except OSError as error:
+        raise OmniError(Reason.BAD_REQUEST, f"checkpoint {folder} cannot be read: {error}") from error
+    missing = sorted(found["missing_keys"])
+    if missing:
+        message = f"checkpoint {folder} lacks {len(missing)} tensors of the {part}, the first is {missing[0]}"
+        raise OmniError(Reason.BAD_REQUEST, message)
+    loaded: PreTrainedModel = getattr(model, part)
+    return loaded.to(device()).eval()
+
+
+def _shell(part: str) -> type[PreTrainedModel]:
+    """The whole model's class with one part in it, so that names and conversions of weights are the whole model's."""
+
+    class Shell(reference.Qwen3OmniMoePreTrainedModel):
+        config_class = Qwen3OmniMoeConfig
+        _keys_to_ignore_on_load_unexpected = (rf"^(?!{part}\.)",)
+
+        def __init__(self, config: Qwen3OmniMoeConfig) -> None:
+            super().__init__(config)
+            setattr(self, part, _PARTS[part]._from_config(getattr(config, f"{part}_config")))
+            self.post_init()
+
+        @classmethod
+        def is_custom_code(cls) -> bool:
+            return False
+
+    return Shell
+
+
+def read_rows(folder: Path, name: str, rows: Sequence[int]) -> torch.Tensor:
+    """Some rows [n, ...] of one stored tensor, without reading the others.
+
+    Raises:
+        OmniError: the checkpoint does not hold it.
+    """
+    try:
+        index = folder / INDEX
+        file = json.loads(index.read_text(encoding="utf-8"))["weight_map"][name] if index.exists() else SINGLE
+        with safe_open(folder / file, framework="pt") as weights:
+            stored = weights.get_slice(name)
+            return torch.cat([stored[row : row + 1] for row in rows])
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        raise OmniError(Reason.BAD_REQUEST, f"checkpoint {folder}: tensor {name} cannot be read: {error}") from error
