@@ -11,7 +11,7 @@ import mmap
 import os
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -79,13 +79,29 @@ class Arena:
         Raises:
             OmniError: STAGE_FAILED, when it could never fit.
         """
-        handle = self.reserve(tensor, *holders)
-        if handle is not None:
-            self.copy(tensor, handle)
-        return handle
+        handles = self.reserve([tensor], *holders)
+        if handles is None:
+            return None
+        self.copy(tensor, handles[0])
+        return handles[0]
 
-    def reserve(self, tensor: torch.Tensor, *holders: Holder) -> tensor_pb2.TensorHandle | None:
-        """As `publish`, without the copy."""
+    def reserve(self, tensors: Sequence[torch.Tensor], *holders: Holder) -> list[tensor_pb2.TensorHandle] | None:
+        """Handles for all of the tensors, whose bytes are still to be copied in; None when there is no room now.
+
+        Raises:
+            OmniError: STAGE_FAILED, when they could never fit.
+        """
+        handles: list[tensor_pb2.TensorHandle] = []
+        for tensor in tensors:
+            handle = self._reserve(tensor, holders)
+            if handle is None:
+                for each in handles:
+                    self._free(each.lease)
+                return None
+            handles.append(handle)
+        return handles
+
+    def _reserve(self, tensor: torch.Tensor, holders: tuple[Holder, ...]) -> tensor_pb2.TensorHandle | None:
         size = tensor.nbytes
         if size > self.capacity:
             raise OmniError(
@@ -136,15 +152,19 @@ class Arena:
 
     def release(self, lease: int) -> None:
         """Frees a tensor; a lease that has ended already is ignored."""
+        if self._free(lease):
+            self.on_room()
+
+    def _free(self, lease: int) -> bool:
         held = self._leases.pop(lease, None)
         if held is None:
-            return
+            return False
         for holder in held.holders:
             holder.leases.discard(lease)
         at = held.offset // SMALLEST
         self._generations[at] = (self._generations[at] + 1) & 0xFFFFFFFF
         self._buddy.free(held.offset, held.size)
-        self.on_room()
+        return True
 
     def release_all(self, holder: Holder) -> None:
         """Frees what the holder published and nobody released."""

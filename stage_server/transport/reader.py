@@ -223,11 +223,10 @@ def _receive_arena(name: str) -> _Mapping:
 class ArenaDoor:
     """Hands the arena's descriptor to processes of the same user on this host, through an abstract Unix socket."""
 
-    def __init__(self, arena: Arena) -> None:
+    def __init__(self, arena: Arena, name: str) -> None:
         self._arena = arena
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
-        self.name = f"omni-arena-{os.getpid()}-{arena.epoch:016x}"
-        self._listener.bind("\0" + self.name)
+        self._listener.bind("\0" + name)
         self._listener.listen(64)
 
     async def serve(self) -> None:

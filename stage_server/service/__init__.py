@@ -1,0 +1,1 @@
+"""StageService: a session for each stream, and thin servicers over it."""

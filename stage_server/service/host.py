@@ -1,0 +1,188 @@
+"""The replica: its engine, arena and reader, and which session each run of the engine belongs to."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from omni.rpc import logs
+from omni.rpc.errors import OmniError, Reason
+from omni.v1 import config_pb2, stage_pb2, tensor_pb2
+from stage_server.engines.base import Engine, Event, Failed, Finished
+from stage_server.transport.arena import Arena
+from stage_server.transport.reader import Reader
+
+if TYPE_CHECKING:
+    from stage_server.metrics import StageMetrics
+    from stage_server.service.runs import SessionRun
+    from stage_server.service.session import Session
+
+_log = logs.get(__name__)
+
+
+class Wire(Protocol):
+    """May change what a session sends; the synthetic stage's way to play a faulty network."""
+
+    def pass_on(self, run: int, event: stage_pb2.RunEvent) -> Sequence[stage_pb2.RunEvent]:
+        """What goes out in place of an event of the engine's run."""
+
+
+class StageHost:
+    """Owned by the server. All methods run on the event loop, but `deliver`."""
+
+    def __init__(
+        self,
+        spec: config_pb2.StageSpec,
+        address: tensor_pb2.ReplicaAddress,
+        engine: Engine,
+        *,
+        arena: Arena,
+        reader: Reader,
+        metrics: StageMetrics,
+    ) -> None:
+        self.spec = spec
+        self.address = address
+        self.engine = engine
+        self.arena = arena
+        self.reader = reader
+        self.metrics = metrics
+        self.wire: Wire | None = getattr(engine, "wire", None)
+        self.draining = False
+        self.state = stage_pb2.REPLICA_STATE_LOADING
+        self.detail = ""
+        self.on_state: Callable[[], None] = lambda: None
+        self._loop = asyncio.get_running_loop()
+        self._ids = itertools.count(1)
+        self._runs: dict[int, tuple[Session, SessionRun]] = {}
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._sessions: set[Session] = set()
+        self._steps = -1
+        self._moved = time.monotonic()
+        self._lease_timer: asyncio.TimerHandle | None = None
+        self._ended = {"finished": 0, "failed": 0, "cancelled": 0}
+        arena.on_room = self._room
+
+    def start(self) -> None:
+        """Loads the model (blocking: called in a worker thread) and makes the engine step."""
+        self.engine.start(self.deliver)
+
+    def ready(self) -> None:
+        """The engine has started."""
+        self.set_state(stage_pb2.REPLICA_STATE_READY)
+        self._sweep()
+
+    def set_state(self, state: stage_pb2.ReplicaState.ValueType, detail: str = "") -> None:
+        """Changes what coordinators are told, and tells them."""
+        if (state, detail) != (self.state, self.detail):
+            self.state, self.detail = state, detail
+            self.on_state()
+
+    def admit(self) -> None:
+        """Whether another run may begin.
+
+        Raises:
+            OmniError: DRAINING, NO_REPLICA while it is loading or unhealthy, QUEUE_FULL.
+        """
+        if self.draining:
+            raise OmniError(Reason.DRAINING, f"replica {self.address.replica} takes no new work")
+        if self.state != stage_pb2.REPLICA_STATE_READY:
+            raise OmniError(
+                Reason.NO_REPLICA, f"replica {self.address.replica} is not ready: {self.detail or 'loading'}"
+            )
+        room = self.spec.max_running + self.spec.max_waiting
+        if len(self._runs) >= room:
+            raise OmniError(Reason.QUEUE_FULL, f"replica {self.address.replica} has {room} runs and takes no more")
+
+    def new_id(self) -> int:
+        """A number for a run that is about to be submitted."""
+        return next(self._ids)
+
+    def add(self, session: Session, run: SessionRun) -> None:
+        """A run is about to be submitted to the engine."""
+        self._runs[run.id] = session, run
+        self._sessions.add(session)
+        self._idle.clear()
+
+    def remove(self, run: SessionRun, outcome: str) -> None:
+        """A run has ended: "finished", "failed" or "cancelled"."""
+        if self._runs.pop(run.id, None) is None:
+            return
+        self._ended[outcome] += 1
+        self.metrics.run_ended(outcome, time.monotonic() - run.begun, run.first_output)
+        if not self._runs:
+            self._idle.set()
+
+    def forget(self, session: Session) -> None:
+        """The session is over; its runs end when the engine has let go of them."""
+        self._sessions.discard(session)
+
+    def deliver(self, events: Sequence[Event]) -> None:
+        """Takes the events of one step of the engine, from any thread."""
+        self._loop.call_soon_threadsafe(self._dispatch, events)
+
+    def _dispatch(self, events: Sequence[Event]) -> None:
+        runs = self._runs
+        for event in events:
+            at = runs.get(event.run)
+            if at is None:
+                continue
+            session, run = at
+            if type(event) is Finished:
+                session.engine_finished(run, event)
+            elif type(event) is Failed:
+                session.engine_failed(run, event.error)
+            else:
+                session.engine_output(run, event)
+
+    async def drain(self) -> None:
+        """Takes no new run from now on and returns when the last one has ended."""
+        self.draining = True
+        self.set_state(stage_pb2.REPLICA_STATE_DRAINING)
+        await self._idle.wait()
+
+    def cancel_all(self) -> None:
+        """Ends every run."""
+        for _, run in list(self._runs.values()):
+            self.engine.cancel(run.id)
+
+    def load(self) -> stage_pb2.ReplicaLoad:
+        """How the replica does; notices when it has work and makes no progress."""
+        load = self.engine.load()
+        now = time.monotonic()
+        if load.steps != self._steps or not (load.running or load.waiting):
+            self._steps, self._moved = load.steps, now
+        stall = self.spec.stall.ToNanoseconds() / 1e9
+        if self.state == stage_pb2.REPLICA_STATE_READY and stall and now - self._moved > stall:
+            self.set_state(stage_pb2.REPLICA_STATE_UNHEALTHY, f"has work and made no step for {stall:g} s")
+        elif self.state == stage_pb2.REPLICA_STATE_UNHEALTHY and now == self._moved:
+            self.set_state(stage_pb2.REPLICA_STATE_READY)
+        return stage_pb2.ReplicaLoad(
+            state=self.state,
+            running=load.running,
+            waiting=load.waiting,
+            steps=load.steps,
+            units=load.units,
+            finished_runs=self._ended["finished"],
+            failed_runs=self._ended["failed"],
+            cancelled_runs=self._ended["cancelled"],
+            arena=self.arena.load(),
+            detail=self.detail,
+        )
+
+    def close(self) -> None:
+        """Stops its timer; the arena is the server's to close."""
+        if self._lease_timer is not None:
+            self._lease_timer.cancel()
+
+    def _room(self) -> None:
+        for session in self._sessions:
+            session.room()
+
+    def _sweep(self) -> None:
+        left = self.arena.expire()
+        seconds = self.spec.lease.ToNanoseconds() / 1e9
+        self._lease_timer = self._loop.call_later(seconds if left is None else left, self._sweep)
