@@ -23,8 +23,8 @@ from stage_server.engines.ar.cache import SlotCache
 from stage_server.engines.ar.decoder import Decoder, Slice, StateT
 from stage_server.engines.ar.entry import Entry
 from stage_server.engines.ar.schedule import draws, plan
-from stage_server.engines.ar.step import Step
-from stage_server.engines.base import Deliver, Event, Failed, Feed, Finished, Load, Run
+from stage_server.engines.ar.step import Step, collect
+from stage_server.engines.base import Deliver, Event, Failed, Feed, Finished, Load, Output, Run
 from stage_server.engines.errors import as_error
 
 if TYPE_CHECKING:
@@ -184,6 +184,9 @@ class ArEngine(Generic[StateT]):
                 self._fail(entry, error)
             else:
                 if self._fits(entry) and entry.ready_state.finished:
+                    self._decoder.ended(entry.ready_state)
+                    if tensors := collect(entry.ready_state):
+                        self._events.append(Output(run, tensors=tensors))
                     self._finish(entry, content_pb2.FINISH_REASON_STOP)
 
     def _cancel(self, run: int) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Generic
 import torch
 
 from omni.v1 import content_pb2
-from stage_server.engines.ar.decoder import Decoder, Slice, StateT
+from stage_server.engines.ar.decoder import Decoder, DecodeState, Slice, StateT
 from stage_server.engines.ar.sampling import draw, penalize
 from stage_server.engines.base import Output
 
@@ -16,6 +16,14 @@ if TYPE_CHECKING:
     from stage_server.engines.ar.entry import Entry
 
 Reason = content_pb2.FinishReason.ValueType
+
+
+def collect(state: DecodeState) -> dict[str, torch.Tensor]:
+    """Takes the tensors that a run's decoder has made since the last output."""
+    if not state.tensors:
+        return {}
+    tensors, state.tensors = state.tensors, {}
+    return {name: made[0] if len(made) == 1 else torch.cat(made) for name, made in tensors.items()}
 
 
 class Step(Generic[StateT]):
@@ -70,11 +78,7 @@ class Step(Generic[StateT]):
                 self._ended.setdefault(row, content_pb2.FINISH_REASON_STOP)
             if row in self._ended:
                 self._decoder.ended(state)
-            if state.tensors:
-                tensors, state.tensors = state.tensors, {}
-                output.tensors = {
-                    name: made[0] if len(made) == 1 else torch.cat(made) for name, made in tensors.items()
-                }
+            output.tensors = collect(state)
             if output.token_ids or output.text or output.tensors:
                 yield output
 

@@ -67,6 +67,7 @@ class CountingDecoder(Decoder[CountState]):
     def feed(self, state: CountState, feed: Feed) -> None:
         if feed.end:
             state.ended_source = True
+            state.finished = not self.inputs[state.run.id]
         else:
             self.inputs[state.run.id].extend(feed.token_ids)
             state.ready = len(self.inputs[state.run.id])

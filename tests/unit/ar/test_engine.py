@@ -102,6 +102,14 @@ def test_a_run_waits_for_its_input_and_others_go_on(driver: Driver, decoder: Cou
     assert released == [(5, 6), (7,), (), (8,), (9,)]
 
 
+def test_a_run_whose_source_ends_without_input_ends_with_what_was_held_back(driver: Driver) -> None:
+    run = driver.submit(run_of(None))
+    driver.engine.feed(run, Feed("a", "", end=True))
+    seen = driver.result(run)
+    assert seen.finished.reason == content_pb2.FINISH_REASON_STOP
+    assert int(seen.tensor("last")) == 0
+
+
 def test_input_that_comes_before_the_state_is_kept(driver: Driver, decoder: CountingDecoder) -> None:
     decoder.gate = threading.Event()
     run = driver.submit(run_of(None, max_tokens=1))
