@@ -1,5 +1,6 @@
 """TLS and mutual TLS by files that are read again when they change, so certificates rotate without a restart."""
 
+import ssl
 import threading
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,7 +62,7 @@ def server_credentials(tls: ServerTls) -> grpc.ServerCredentials:
     While the files cannot be read or do not fit together (a rotation that is half done), the last good ones serve.
 
     Raises:
-        OSError: when a file cannot be read now.
+        OSError: when a file cannot be read now, is no PEM, or certificate and key do not belong together.
     """
     lock = threading.Lock()
     last = stamp(tls)
@@ -86,6 +87,7 @@ def server_credentials(tls: ServerTls) -> grpc.ServerCredentials:
 
 
 def _server_configuration(tls: ServerTls) -> Any:
+    _check(tls.cert, tls.key, tls.client_ca)
     return grpc.ssl_server_certificate_configuration(
         [(Path(tls.key).read_bytes(), Path(tls.cert).read_bytes())],
         root_certificates=Path(tls.client_ca).read_bytes() if tls.client_ca else None,
@@ -96,10 +98,27 @@ def channel_credentials(tls: ClientTls) -> grpc.ChannelCredentials:
     """Credentials from the files as they are now.
 
     Raises:
-        OSError: when a file cannot be read.
+        OSError: when a file cannot be read, is no PEM, or certificate and key do not belong together.
     """
+    _check(tls.cert, tls.key, tls.ca)
     return grpc.ssl_channel_credentials(
         root_certificates=Path(tls.ca).read_bytes(),
         private_key=Path(tls.key).read_bytes() if tls.key else None,
         certificate_chain=Path(tls.cert).read_bytes() if tls.cert else None,
     )
+
+
+def _check(cert: Path | None, key: Path | None, ca: Path | None) -> None:
+    """Lets OpenSSL read the files: gRPC itself finds out at the first handshake, and then only in its own log.
+
+    Raises:
+        OSError: that names the files; of OpenSSL's errors too.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        if cert and key:
+            context.load_cert_chain(cert, key)
+        if ca:
+            context.load_verify_locations(ca)
+    except ssl.SSLError as error:
+        raise OSError(f"TLS files {', '.join(str(file) for file in (cert, key, ca) if file)}: {error}") from error
