@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -214,3 +215,13 @@ def test_unknown_engine_arguments_are_refused() -> None:
     assert refusal.value.fields[0].field == "engine.step_token"
     with pytest.raises(OmniError):
         text.build(spec_of("tiny-text", step_tokens=0))
+
+
+def test_a_folder_that_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
+    spec = config_pb2.StageSpec(checkpoint=str(tmp_path), dtype="auto", max_running=1)
+    with pytest.raises(OmniError, match=r"no config\.json") as refusal:
+        text.build(spec).start(lambda _events: None)
+    assert refusal.value.fields[0].field == "checkpoint"
+    (tmp_path / "config.json").write_text('{"model_type": "nothing known"}')
+    with pytest.raises(OmniError, match="cannot be loaded"):
+        text.build(spec).start(lambda _events: None)
