@@ -3,10 +3,10 @@
     python tools/gen_protos.py            # writes protos/**/*_pb2* and protos/omni.binpb
     python tools/gen_protos.py --check    # exit status 1 when what is committed differs
 
-The contract imports two files that other projects own: ``google/rpc/status.proto``, whose source is in the
+The contract uses files that other projects own: ``google/rpc/*.proto``, whose source is in the
 googleapis-common-protos wheel, and ``buf/validate/validate.proto``, whose descriptor is in the protovalidate wheel.
-So neither is copied into this repository, and nothing is downloaded. ``protos/omni.binpb`` is the contract with all
-that it imports, comments included: the input of ``buf``, and of clients in languages whose tools want one file.
+So none is copied into this repository, and nothing is downloaded. ``protos/omni.binpb`` is the contract with all
+that it uses, comments included: the input of ``buf``, and of clients in languages whose tools want one file.
 """
 
 import argparse
@@ -23,6 +23,8 @@ from grpc_tools import protoc
 PROTOS = Path(__file__).resolve().parent.parent / "protos"
 IMAGE = PROTOS / "omni.binpb"
 VALIDATE = "buf/validate/validate.proto"
+DETAILS = "google/rpc/error_details.proto"
+"""Not imported by the contract, but what the details of its ``google.rpc.Status`` are made of."""
 
 
 def validate_descriptor() -> descriptor_pb2.FileDescriptorProto:
@@ -58,6 +60,7 @@ def generate(out: Path) -> None:
                 "--include_imports",
                 f"--descriptor_set_out={imports}",
                 "google/rpc/status.proto",
+                DETAILS,
                 "google/protobuf/descriptor.proto",
                 "google/protobuf/duration.proto",
                 "google/protobuf/field_mask.proto",
@@ -78,6 +81,7 @@ def generate(out: Path) -> None:
                 "--include_source_info",
                 f"--descriptor_set_out={out / IMAGE.name}",
                 *sources,
+                DETAILS,
             ]
         )
 
