@@ -168,7 +168,6 @@ async def test_calls_are_counted_by_method_and_code():
 async def test_health_says_what_it_was_told_and_watchers_hear_of_it():
     async with running(Echo()) as it:
         stub = health_pb2_grpc.HealthStub(it.channel)
-        await it.server.health.set_serving(SERVICE, False)
         watch = stub.Watch(health_pb2.HealthCheckRequest(service=SERVICE), timeout=10)
         assert (await watch.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
         await it.server.health.set_serving(SERVICE, True)

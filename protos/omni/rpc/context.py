@@ -54,10 +54,14 @@ def remaining() -> float | None:
     return None if deadline is None else max(0.0, deadline - time.monotonic())
 
 
-def enter(*, request_id: str = "", traceparent: str = "", remaining: float | None = None) -> None:
-    """Sets what is given for the rest of the running task and what it starts; log lines carry the request id."""
+def enter(*, request_id: str = "", traceparent: str = "", remaining: float | None = None, logged: bool = True) -> None:
+    """Sets what is given for the rest of the running task and what it starts.
+
+    With `logged` its log lines carry the request id.
+    """
     if request_id:
         _request_id.set(request_id)
+    if request_id and logged:
         structlog.contextvars.bind_contextvars(request_id=request_id)
     if traceparent:
         _traceparent.set(traceparent)

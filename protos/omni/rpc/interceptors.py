@@ -113,7 +113,7 @@ def map_errors(method: str, _handler: Handler, call: Behaviour) -> Behaviour:
                 raise asyncio.CancelledError from error
             meant = as_omni_error(error)
             if meant is None:
-                _log.error("unexpected_error", method=method, exc_info=error)
+                _log.error("unexpected_error", method=method, request_id=call_context.request_id(), exc_info=error)
                 meant = OmniError(Reason.INTERNAL, "internal error; the server's log has it under this request id")
             await abort(context, meant.located(request_id=call_context.request_id()))
             raise AssertionError("abort raises") from error
@@ -163,8 +163,13 @@ def bound_by_deadline(_method: str, _handler: Handler, call: Behaviour) -> Behav
     return bounded
 
 
-def identify(method: str, _handler: Handler, call: Behaviour) -> Behaviour:
-    """Takes over or makes the request id and says it in the trailing metadata; takes over the trace context."""
+def identify(method: str, handler: Handler, call: Behaviour) -> Behaviour:
+    """Takes over or makes the request id and says it in the trailing metadata; takes over the trace context.
+
+    An id that was made for a stream of many requests is that of the call: its log lines, each about one request or
+    none, do not carry it.
+    """
+    many = handler.request_streaming
 
     async def identified(request: Any, context: Any) -> Any:
         request_id = traceparent = ""
@@ -173,8 +178,9 @@ def identify(method: str, _handler: Handler, call: Behaviour) -> Behaviour:
                 request_id = value
             elif key == call_context.TRACEPARENT_KEY and call_context.valid_traceparent(value):
                 traceparent = value
+        logged = bool(request_id) or not many
         request_id = request_id or call_context.new_request_id()
-        call_context.enter(request_id=request_id, traceparent=traceparent)
+        call_context.enter(request_id=request_id, traceparent=traceparent, logged=logged)
         context.set_trailing_metadata(((call_context.REQUEST_ID_KEY, request_id),))
         with tracing.span(method, kind="server"):
             return await call(request, context)
@@ -212,7 +218,8 @@ def _code(error: BaseException, context: Any) -> str:
         code = context.code()
         return code.name if isinstance(code, grpc.StatusCode) else grpc.StatusCode.UNKNOWN.name
     if isinstance(error, asyncio.CancelledError):
-        return grpc.StatusCode.CANCELLED.name
+        late = call_context.remaining() == 0
+        return (grpc.StatusCode.DEADLINE_EXCEEDED if late else grpc.StatusCode.CANCELLED).name
     meant = as_omni_error(error)
     return (meant.code if meant else grpc.StatusCode.INTERNAL).name
 

@@ -18,13 +18,20 @@ Servicer = TypeVar("Servicer")
 class Health:
     """``grpc.health.v1``: which services take work. "" is the server as a whole."""
 
-    def __init__(self) -> None:
+    def __init__(self, services: Sequence[str]) -> None:
         self.servicer = health.aio.HealthServicer()
+        self._unsaid = set(services)
 
     async def set_serving(self, service: str, serving: bool) -> None:
         """Says whether `service` takes work; watchers are told."""
         status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
+        self._unsaid.discard(service)
         await self.servicer.set(service, status)
+
+    async def begin(self) -> None:
+        """Says "not serving" of each service that nothing was said of yet."""
+        for service in tuple(self._unsaid):
+            await self.set_serving(service, False)
 
 
 class Server:
@@ -32,12 +39,12 @@ class Server:
 
     Attributes:
         grpc: the server itself.
-        health: what its health service says; each service of `add` begins as not serving.
+        health: what its health service says; services begin as not serving.
     """
 
-    def __init__(self, server: grpc.aio.Server, tls: ServerTls | None) -> None:
+    def __init__(self, server: grpc.aio.Server, tls: ServerTls | None, services: Sequence[str]) -> None:
         self.grpc = server
-        self.health = Health()
+        self.health = Health(services)
         self._tls = tls
 
     def add(self, add_to_server: Callable[[Servicer, grpc.aio.Server], None], servicer: Servicer) -> None:
@@ -57,6 +64,7 @@ class Server:
                 port = self.grpc.add_secure_port(address, server_credentials(self._tls))
         except RuntimeError as error:
             raise OSError(f"cannot listen on {address}: {error}") from error
+        await self.health.begin()
         await self.grpc.start()
         return port
 
@@ -89,7 +97,7 @@ def make_server(
         interceptors=[CallInterceptor(RpcMetrics(registry))],
         options=server_options(max_message_bytes, channelz=channelz),
     )
-    server = Server(core, tls)
+    server = Server(core, tls, service_names)
     health_pb2_grpc.add_HealthServicer_to_server(server.health.servicer, core)
     names = [*service_names, health.SERVICE_NAME]
     if channelz:
