@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -48,7 +49,7 @@ def pipeline(*names: str, **bounds: float) -> config_pb2.ResolvedPipeline:
         specs.append(spec)
     edges = [
         config_pb2.EdgeSpec(to=to, mode=config_pb2.EDGE_MODE_STREAM, tensors=["rows"], **{"from": source})
-        for source, to in zip(names, names[1:], strict=False)
+        for source, to in itertools.pairwise(names)
     ]
     inputs = [content_pb2.MODALITY_TEXT, content_pb2.MODALITY_IMAGE]
     outputs = [content_pb2.MODALITY_TEXT] + ([content_pb2.MODALITY_AUDIO] if len(names) > 1 else [])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -151,7 +152,7 @@ class World:
 
 def chain(*names: str, at_end: bool = False, roles: tuple[str, ...] = (), shown: tuple[str, ...] = ()) -> RequestPlan:
     """A chain of stages; the first has companions `roles`. The client gets the output of `shown`, or of the last."""
-    edges = [EdgePlan(source, to, at_end, frozenset({"rows"})) for source, to in zip(names, names[1:], strict=False)]
+    edges = [EdgePlan(source, to, at_end, frozenset({"rows"})) for source, to in itertools.pairwise(names)]
     stages = tuple(
         StagePlan(
             model="m",

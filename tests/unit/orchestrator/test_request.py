@@ -179,13 +179,13 @@ def test_a_cancel_ends_when_every_run_has_let_go_and_says_so() -> None:
     request, client = world.ask()
     world.output(world.run(request, "a"), 0)
     reports: list[object] = []
-    assert world.core.cancel(request.id, "client cancelled", lambda said: reports.extend(said))
+    assert world.core.cancel(request.id, "client cancelled", reports.extend)
     world.finish(world.run(request, "a"), 0, reason=CANCELLED)
     assert not reports
     world.finish(world.run(request, "b"), 0, reason=CANCELLED)
     assert [report.acknowledged for report in reports] == [True, True]  # type: ignore[attr-defined]
     assert client.events[-1] == ("finished", CANCELLED)
-    assert not world.core.cancel(request.id, "again", lambda said: reports.extend(said))
+    assert not world.core.cancel(request.id, "again", reports.extend)
 
 
 def test_a_run_that_never_lets_go_is_given_up_at_its_bound_and_reported() -> None:
