@@ -26,6 +26,9 @@ from omnid.services.omni_service import OmniService
 OMNI_SERVICE = generate_pb2.DESCRIPTOR.services_by_name["OmniService"].full_name
 CLUSTER_SERVICE = cluster_pb2.DESCRIPTOR.services_by_name["ClusterService"].full_name
 
+_LAST_WORDS_S = 0.2
+"""For the last events of requests to be written."""
+
 _log = logs.get(__name__)
 
 
@@ -120,9 +123,13 @@ class Daemon:
         return BoundAddresses(f"{host}:{port}", metrics)
 
     async def stop(self, grace: float = 2.0) -> None:
-        """Takes no new request, gives those at work `grace` seconds, cancels what is left."""
+        """Cancels every request, gives their stages `grace` seconds to let go, then stops serving."""
+        self._desk.tick()
+        for request in list(self._core.requests.values()):
+            request.cancel("the coordinator stops")
+        await self._desk.idle(grace)
         if self._server is not None:
-            await self._server.stop(grace)
+            await self._server.stop(_LAST_WORDS_S)
         if self._health is not None:
             self._health.cancel()
             await asyncio.gather(self._health, return_exceptions=True)

@@ -81,3 +81,21 @@ class Desk:
 
         self.tick()
         return await reports if self.core.cancel(request_id, reason, done) else None
+
+    async def idle(self, within: float) -> None:
+        """Waits until no request is at work, at most `within` seconds."""
+        left = list(self.core.requests.values())
+        if not left:
+            return
+        done = asyncio.get_running_loop().create_future()
+        waiting = len(left)
+
+        def ended(_request: Request) -> None:
+            nonlocal waiting
+            waiting -= 1
+            if waiting == 0 and not done.done():
+                done.set_result(None)
+
+        for request in left:
+            request.on_end(ended)
+        await asyncio.wait([done], timeout=within)

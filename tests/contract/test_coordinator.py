@@ -284,3 +284,14 @@ async def test_a_run_that_had_not_begun_moves_to_the_replica_that_comes_back() -
         async with Stage("a", echo(3)).joined(up.address):
             events = await collect(call)
     assert events[-1].finished.reason == content_pb2.FINISH_REASON_STOP
+
+
+async def test_a_coordinator_that_stops_cancels_its_requests_on_every_stage() -> None:
+    stage = Stage("a", silent)
+    async with cluster(pipeline("a"), stage) as up:
+        call = up.stub.Generate(ask())
+        await stage.until(lambda: "start" in stage.kinds())
+        await up.daemon.stop()
+        assert stage.kinds() == ["start", "cancel"]
+        events = await collect(call)
+    assert events[-1].finished.reason == content_pb2.FINISH_REASON_CANCELLED
