@@ -61,7 +61,7 @@ class DecodeState:
     tokens: list[int] = field(default_factory=list)
     """Sampled so far; the engine appends before it calls `Decoder.sampled`."""
     finished: bool = False
-    """Set by a decoder that ends the run itself; the engine ends it with STOP after this step."""
+    """Set by a decoder that ends the run itself, in `sampled` or `feed`; the engine ends it with STOP after that."""
 
     def wants(self, tensor: str) -> bool:
         """Whether somebody reads this tensor of the run."""

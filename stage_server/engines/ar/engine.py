@@ -70,6 +70,7 @@ class ArEngine(Generic[StateT]):
         self._decoder.check(run)
         entry: Entry[StateT] = Entry(run)
         self._mailbox.put(lambda: self._take(entry))
+        entry.preparation = self._worker.submit(self._prepare, entry)
 
     def feed(self, run: int, feed: Feed) -> None:
         self._mailbox.put(lambda: self._feed(run, feed))
@@ -129,10 +130,7 @@ class ArEngine(Generic[StateT]):
         return plan((entry.ready_state for entry in self._running if not entry.held), self._step_tokens)
 
     def _take(self, entry: Entry[StateT]) -> None:
-        if self._stopping:
-            return
         self._entries[entry.run.id] = entry
-        entry.preparation = self._worker.submit(self._prepare, entry)
 
     def _prepare(self, entry: Entry[StateT]) -> None:
         """In the worker."""
@@ -185,7 +183,8 @@ class ArEngine(Generic[StateT]):
             except Exception as error:
                 self._fail(entry, error)
             else:
-                self._fits(entry)
+                if self._fits(entry) and entry.ready_state.finished:
+                    self._finish(entry, content_pb2.FINISH_REASON_STOP)
 
     def _cancel(self, run: int) -> None:
         entry = self._entries.get(run)

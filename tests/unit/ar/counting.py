@@ -37,14 +37,18 @@ class CountingDecoder(Decoder[CountState]):
         self.spoil: set[int] = set()
         self.gate: threading.Event | None = None
         """When set, preparation waits for it."""
-        self.preparing = threading.Event()
+        self.preparing = threading.Semaphore(0)
+        """Released as a preparation begins."""
+        self.step_gate: threading.Event | None = None
+        """When set, forwards wait for it."""
+        self.stepping = threading.Event()
         self.inputs: dict[int, list[int]] = {}
 
     def load(self) -> Geometry:
         return Geometry(1, 1, 1, 64, torch.float32, torch.device("cpu"))
 
     def prepare(self, run: Run) -> CountState:
-        self.preparing.set()
+        self.preparing.release()
         if self.gate is not None:
             assert self.gate.wait(30)
         state = CountState(run, Sampling.of(run.params.sampling, run.params.sampling.__class__(), frozenset([END])))
@@ -70,6 +74,9 @@ class CountingDecoder(Decoder[CountState]):
         feed.release()
 
     def forward(self, step: Sequence[Slice[CountState]], cache: Cache) -> torch.Tensor:
+        self.stepping.set()
+        if self.step_gate is not None:
+            assert self.step_gate.wait(30)
         self.forwards.append([(part.state.run.id, part.start, part.stop) for part in step])
         if self.fail_forward & {part.state.run.id for part in step}:
             raise RuntimeError("the model broke")

@@ -34,6 +34,19 @@ def settle(driver: Driver) -> None:
     driver.result(driver.submit(run_of([13])))
 
 
+def submit_in_one_step(driver: Driver, decoder: CountingDecoder, first: Run, *others: Run) -> list[int]:
+    """Holds the first run's first step until the others are prepared, so that they join in its second."""
+    decoder.step_gate = threading.Event()
+    runs = [driver.submit(first)]
+    assert decoder.stepping.wait(30)
+    runs += [driver.submit(run) for run in others]
+    driver.submit(run_of([13]))  # its preparation begins when the last of them is through
+    for _ in range(len(others) + 2):
+        assert decoder.preparing.acquire(timeout=30)
+    decoder.step_gate.set()
+    return runs
+
+
 def drawn(decoder: CountingDecoder, run: int, prompt: int) -> list[int]:
     return decoder.inputs[run][prompt:]
 
@@ -49,9 +62,7 @@ def test_runs_that_join_and_leave_keep_their_own_slots(driver: Driver, decoder: 
 
 
 def test_a_long_prompt_never_holds_up_a_decoding_run(driver: Driver, decoder: CountingDecoder) -> None:
-    first = driver.submit(run_of([1], max_tokens=40))
-    driver.wait(lambda: len(driver.runs[first].outputs) > 3)
-    second = driver.submit(run_of([2] * 50, max_tokens=3))
+    first, second = submit_in_one_step(driver, decoder, run_of([1], max_tokens=40), run_of([2] * 50, max_tokens=3))
     driver.results([first, second])
     mixed = [step for step in decoder.forwards if any(run == second and stop - start > 1 for run, start, stop in step)]
     assert len(mixed) >= 7
@@ -59,10 +70,11 @@ def test_a_long_prompt_never_holds_up_a_decoding_run(driver: Driver, decoder: Co
     assert all(any(run == first for run, _, _ in step) for step in mixed)
 
 
-def test_one_delivery_a_step_holds_all_runs_of_it(driver: Driver) -> None:
-    runs = [driver.submit(run_of([at], max_tokens=20)) for at in range(1, 4)]
+def test_one_delivery_a_step_holds_all_runs_of_it(driver: Driver, decoder: CountingDecoder) -> None:
+    runs = submit_in_one_step(driver, decoder, *(run_of([at], max_tokens=20) for at in range(1, 4)))
     driver.results(runs)
-    assert max(len({event.run for event in step if isinstance(event, Output)}) for step in driver.steps) == 3
+    made = [[event.run for event in step if isinstance(event, Output)] for step in driver.steps]
+    assert made[1:20] == [runs] * 19
 
 
 def test_a_run_waits_for_its_input_and_others_go_on(driver: Driver, decoder: CountingDecoder) -> None:
@@ -110,9 +122,9 @@ def test_a_run_that_cannot_be_prepared_fails_alone(driver: Driver, decoder: Coun
 
 
 def test_a_run_that_breaks_a_step_fails_alone(driver: Driver, decoder: CountingDecoder) -> None:
-    runs = [driver.submit(run_of([at], max_tokens=30)) for at in (1, 2, 3)]
-    driver.wait(lambda: all(len(driver.runs[run].outputs) > 2 for run in runs))
-    decoder.fail_forward.add(runs[1])
+    bad = run_of([2], max_tokens=30)
+    decoder.fail_forward.add(bad.id)
+    runs = submit_in_one_step(driver, decoder, run_of([1], max_tokens=30), bad, run_of([3], max_tokens=30))
     assert driver.result(runs[1]).failed.error.reason == Reason.STAGE_FAILED
     for run, first in ((runs[0], 1), (runs[2], 3)):
         driver.result(run)
@@ -139,14 +151,18 @@ def test_a_cancelled_run_ends_once_and_frees_its_place(driver: Driver, decoder: 
         decoder.gate = threading.Event()
     if moment == "queued to be prepared":
         others = [driver.submit(run_of([1], max_tokens=1))]
-        assert decoder.preparing.wait(30)
+        assert decoder.preparing.acquire(timeout=30)
+    if moment == "running":
+        decoder.step_gate = threading.Event()
     run = driver.submit(run_of([1], max_tokens=60))
     if moment == "preparing":
-        assert decoder.preparing.wait(30)
+        assert decoder.preparing.acquire(timeout=30)
     if moment == "running":
-        driver.wait(lambda: bool(driver.runs[run].outputs))
+        assert decoder.stepping.wait(30)
     driver.engine.cancel(run)
     driver.engine.cancel(run)
+    if decoder.step_gate is not None:
+        decoder.step_gate.set()
     if moment == "queued to be prepared":
         driver.result(run)
     if decoder.gate is not None:
@@ -171,15 +187,14 @@ def test_cancelling_a_run_gives_its_unread_input_back(driver: Driver, decoder: C
     driver.result(run)
 
 
-def test_a_held_run_makes_nothing_until_it_is_let_in_again(driver: Driver) -> None:
+def test_a_held_run_makes_nothing_until_it_is_let_in_again(driver: Driver, decoder: CountingDecoder) -> None:
+    decoder.step_gate = threading.Event()
     run = driver.submit(run_of([1], max_tokens=60))
-    driver.wait(lambda: len(driver.runs[run].outputs) > 2)
+    assert decoder.stepping.wait(30)
     driver.engine.hold(run, True)
-    # Commands are taken in order: once this one has run, the hold is in force.
-    driver.result(driver.submit(run_of([2], max_tokens=1)))
-    before = len(driver.runs[run].outputs)
+    decoder.step_gate.set()
     driver.result(driver.submit(run_of([3], max_tokens=20)))
-    assert len(driver.runs[run].outputs) == before
+    assert len(driver.runs[run].outputs) == 1
     driver.engine.hold(run, False)
     assert driver.result(run).finished.usage.completion_tokens == 60
 
