@@ -45,6 +45,7 @@ class Daemon:
 
     Attributes:
         cluster: its replicas; `await daemon.cluster.wait_ready(timeout)`.
+        orchestrator: its requests.
         registry: its metrics.
     """
 
@@ -77,15 +78,15 @@ class Daemon:
         clock = time.monotonic
         metrics = CoordinatorMetrics(self.registry)
         self.cluster = Cluster(pipelines, clock)
-        self._core = Orchestrator(self.cluster, metrics, self._alarm.earlier)
-        self._desk = Desk(self._core, self.cluster, clock)
-        self._attachment = Attachment(self.cluster, self._core, metrics, clock, stage_tls)
+        self.orchestrator = Orchestrator(self.cluster, metrics, self._alarm.earlier)
+        self._desk = Desk(self.orchestrator, self.cluster, clock)
+        self._attachment = Attachment(self.cluster, self.orchestrator, metrics, clock, stage_tls)
         self._health_changed = asyncio.Event()
         self._health: asyncio.Task[None] | None = None
 
         def room(key: tuple[str, str]) -> None:
             self._desk.tick()
-            self._core.room_on(key)
+            self.orchestrator.room_on(key)
 
         self.cluster.on_room = room
         self.cluster.on_change = self._health_changed.set
@@ -117,7 +118,7 @@ class Daemon:
                 await server.stop()
                 raise
             metrics = f"{metrics_host}:{self._metrics_server.port}"
-        self._alarm.watch(self._core)
+        self._alarm.watch(self.orchestrator)
         self._health = asyncio.create_task(self._follow_health(server), name="health")
         _log.info("listening", grpc=f"{host}:{port}", metrics=metrics)
         return BoundAddresses(f"{host}:{port}", metrics)
@@ -125,7 +126,7 @@ class Daemon:
     async def stop(self, grace: float = 2.0) -> None:
         """Cancels every request, gives their stages `grace` seconds to let go, then stops serving."""
         self._desk.tick()
-        for request in list(self._core.requests.values()):
+        for request in list(self.orchestrator.requests.values()):
             request.cancel("the coordinator stops")
         await self._desk.idle(grace)
         if self._server is not None:

@@ -43,6 +43,11 @@ class Orchestrator:
         """The time of the calls that follow."""
         self.now = now
 
+    @property
+    def idle(self) -> bool:
+        """Nothing is kept of any request."""
+        return not (self.requests or len(self.leases) or len(self.timers))
+
     # -- requests ----------------------------------------------------------------------------------------------------
 
     def submit(
