@@ -1,4 +1,4 @@
-"""The coordinator daemon: composes cluster, orchestrator and services into one server."""
+"""The coordinator daemon: everything composed, started and stopped in order."""
 
 from __future__ import annotations
 
@@ -13,55 +13,41 @@ from omni.rpc import logs
 from omni.rpc.metrics import MetricsServer, serve_metrics
 from omni.rpc.server import Server, make_server
 from omni.rpc.tls import ClientTls, ServerTls
-from omni.v1 import cluster_pb2_grpc, config_pb2, generate_pb2_grpc
-from omnid.cluster.cluster import Cluster
-from omnid.orchestrator.observer import Observer
-from omnid.orchestrator.orchestrator import Orchestrator
-from omnid.orchestrator.plan import Pipeline
-from omnid.services.cluster import ClusterServicer
-from omnid.services.omni import OmniServicer
+from omni.v1 import cluster_pb2, cluster_pb2_grpc, config_pb2, generate_pb2, generate_pb2_grpc
+from omnid.cluster.attachment import Attachment
+from omnid.cluster.membership import Cluster
+from omnid.metrics import CoordinatorMetrics
+from omnid.orchestrator.alarm import Alarm
+from omnid.orchestrator.core import Orchestrator
+from omnid.services.cluster_service import ClusterService
+from omnid.services.desk import Desk
+from omnid.services.omni_service import OmniService
 
-OMNI = "omni.v1.OmniService"
-CLUSTER = "omni.v1.ClusterService"
-_STOP_SECONDS = 5.0
+OMNI_SERVICE = generate_pb2.DESCRIPTOR.services_by_name["OmniService"].full_name
+CLUSTER_SERVICE = cluster_pb2.DESCRIPTOR.services_by_name["ClusterService"].full_name
+
+_LAST_WORDS_S = 0.2
+"""For the last events of requests to be written."""
 
 _log = logs.get(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class BoundAddresses:
-    """Where a daemon listens, "host:port"; `metrics` is empty when it does not serve any."""
+    """Where a daemon listens, "host:port"; `metrics` is empty when they are not served."""
 
     grpc: str
     metrics: str = ""
 
 
-class _LoopClock:
-    """The event loop's clock with the one timer of an orchestrator; implements `orchestrator.Clock`."""
-
-    def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._timer: asyncio.TimerHandle | None = None
-        self.orchestrator: Orchestrator | None = None
-
-    def now(self) -> float:
-        return time.monotonic()  # the loop's own time may be rounded to milliseconds
-
-    def wake_at(self, due: float) -> None:
-        self.stop()
-        self._timer = self._loop.call_later(max(0.0, due - time.monotonic()), self._expire)
-
-    def stop(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-
-    def _expire(self) -> None:
-        if self.orchestrator is not None:
-            self.orchestrator.expire()
-
-
 class Daemon:
-    """A coordinator for the given pipelines. Made and used within a running event loop."""
+    """One coordinator in the running event loop.
+
+    Attributes:
+        cluster: its replicas; `await daemon.cluster.wait_ready(timeout)`.
+        orchestrator: its requests.
+        registry: its metrics.
+    """
 
     def __init__(
         self,
@@ -72,46 +58,92 @@ class Daemon:
         stage_tls: ClientTls | None = None,
         metrics_listen: str | None = None,
     ) -> None:
+        """
+        Args:
+            pipelines: what to serve.
+            listen: gRPC address, "host:port"; port 0: the system chooses.
+            tls: files to serve TLS with.
+            stage_tls: files to call stage servers with; None: those of `tls` when it names a CA, else plain text.
+            metrics_listen: address of the metrics page; None: it is not served.
+        """
+        if stage_tls is None and tls is not None and tls.client_ca is not None:
+            stage_tls = ClientTls(ca=tls.client_ca, cert=tls.cert, key=tls.key)
         self.registry = CollectorRegistry()
-        self.cluster = Cluster(pipelines)
-        self._clock = _LoopClock()
-        self.orchestrator = self._clock.orchestrator = Orchestrator(
-            [Pipeline.of(each) for each in pipelines], self.cluster, self._clock, Observer(self.registry)
-        )
-        self.cluster.on_up = self.orchestrator.replica_up
-        self.cluster.on_down = self.orchestrator.replica_down
         self._listen = listen
         self._metrics_listen = metrics_listen
-        self._metrics: MetricsServer | None = None
-        self._server: Server = make_server(registry=self.registry, tls=tls, service_names=(OMNI, CLUSTER))
-        self._server.add(
-            generate_pb2_grpc.add_OmniServiceServicer_to_server, OmniServicer(self.orchestrator, self.cluster)
-        )
-        self._server.add(
-            cluster_pb2_grpc.add_ClusterServiceServicer_to_server,
-            ClusterServicer(self.cluster, self.orchestrator, stage_tls),
-        )
+        self._tls = tls
+        self._server: Server | None = None
+        self._metrics_server: MetricsServer | None = None
+        self._alarm = Alarm()
+        clock = time.monotonic
+        metrics = CoordinatorMetrics(self.registry)
+        self.cluster = Cluster(pipelines, clock)
+        self.orchestrator = Orchestrator(self.cluster, metrics, self._alarm.earlier)
+        self._desk = Desk(self.orchestrator, self.cluster, clock)
+        self._attachment = Attachment(self.cluster, self.orchestrator, metrics, clock, stage_tls)
+        self._health_changed = asyncio.Event()
+        self._health: asyncio.Task[None] | None = None
+
+        def room(key: tuple[str, str]) -> None:
+            self._desk.tick()
+            self.orchestrator.room_on(key)
+
+        self.cluster.on_room = room
+        self.cluster.on_change = self._health_changed.set
 
     async def start(self) -> BoundAddresses:
-        """Binds and serves.
+        """Listens; answers health checks from here on. OmniService is healthy while every model is ready.
 
         Raises:
-            OSError: when an address is taken.
+            OSError: an address is taken, or a TLS file cannot be read.
         """
-        port = await self._server.start(self._listen)
+        server = self._server = make_server(
+            registry=self.registry, tls=self._tls, service_names=(OMNI_SERVICE, CLUSTER_SERVICE)
+        )
+        server.add(generate_pb2_grpc.add_OmniServiceServicer_to_server, OmniService(self._desk))
+        server.add(
+            cluster_pb2_grpc.add_ClusterServiceServicer_to_server, ClusterService(self.cluster, self._attachment)
+        )
+        await server.health.set_serving(OMNI_SERVICE, serving=False)
+        await server.health.set_serving(CLUSTER_SERVICE, serving=True)
+        await server.health.set_serving("", serving=True)
+        host = self._listen.rpartition(":")[0]
+        port = await server.start(self._listen)
         metrics = ""
         if self._metrics_listen is not None:
-            host, _, wanted = self._metrics_listen.rpartition(":")
-            self._metrics = await serve_metrics(host, int(wanted), self.registry)
-            metrics = f"{host}:{self._metrics.port}"
-        for service in ("", OMNI, CLUSTER):
-            await self._server.health.set_serving(service, True)
-        return BoundAddresses(grpc=f"{self._listen.rpartition(':')[0]}:{port}", metrics=metrics)
+            metrics_host, _, metrics_port = self._metrics_listen.rpartition(":")
+            try:
+                self._metrics_server = await serve_metrics(metrics_host.strip("[]"), int(metrics_port), self.registry)
+            except OSError:
+                await server.stop()
+                raise
+            metrics = f"{metrics_host}:{self._metrics_server.port}"
+        self._alarm.watch(self.orchestrator)
+        self._health = asyncio.create_task(self._follow_health(server), name="health")
+        _log.info("listening", grpc=f"{host}:{port}", metrics=metrics)
+        return BoundAddresses(f"{host}:{port}", metrics)
 
-    async def stop(self) -> None:
-        """Cancels every request, waits a bounded time for the stages to let go, then stops serving."""
-        self.orchestrator.cancel_all("the coordinator stops")
-        await self._server.stop(_STOP_SECONDS if not self.orchestrator.idle else 0.5)
-        self._clock.stop()
-        if self._metrics is not None:
-            await self._metrics.close()
+    async def stop(self, grace: float = 2.0) -> None:
+        """Cancels every request, gives their stages `grace` seconds to let go, then stops serving."""
+        self._desk.tick()
+        for request in list(self.orchestrator.requests.values()):
+            request.cancel("the coordinator stops")
+        await self._desk.idle(grace)
+        if self._server is not None:
+            await self._server.stop(_LAST_WORDS_S)
+        if self._health is not None:
+            self._health.cancel()
+            await asyncio.gather(self._health, return_exceptions=True)
+        if self._metrics_server is not None:
+            await self._metrics_server.close()
+        self._alarm.stop()
+
+    async def _follow_health(self, server: Server) -> None:
+        serving = False
+        while True:
+            await self._health_changed.wait()
+            self._health_changed.clear()
+            ready = all(self.cluster.ready(model) for model in self.cluster.pipelines)
+            if ready != serving:
+                serving = ready
+                await server.health.set_serving(OMNI_SERVICE, serving=serving)

@@ -1,16 +1,17 @@
-"""What the orchestrator needs to know of a pipeline, looked up once."""
+"""Which stages of a pipeline take part in a request, and how they feed each other. Pure; made once for each choice of
+outputs and shared by all requests that choose so."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from omni.v1 import config_pb2, content_pb2
+from omni.v1 import config_pb2
 
 
 @dataclass(frozen=True, slots=True)
-class BoundSeconds:
-    """`omni.v1.Bounds` in seconds."""
+class Waits:
+    """Bounds of a stage's waits, in seconds; see omni.v1.Bounds."""
 
     queue: float
     first_output: float
@@ -18,77 +19,142 @@ class BoundSeconds:
     cancel: float
     total: float
 
-    @classmethod
-    def of(cls, bounds: config_pb2.Bounds) -> BoundSeconds:
-        return cls(
-            *(
-                getattr(bounds, name).ToNanoseconds() / 1e9
-                for name in ("queue", "first_output", "gap", "cancel", "total")
-            )
-        )
-
 
 @dataclass(frozen=True, slots=True)
-class Edge:
+class EdgePlan:
+    """From one stage to the next."""
+
     producer: str
     consumer: str
-    waits: bool
-    """The consumer starts when the producer has finished."""
-    tensors: tuple[str, ...]
+    at_end: bool
+    """The consumer starts when every producer of such an edge has finished."""
+    tensors: frozenset[str]
+    """Names that the producer publishes for this edge."""
 
     @property
     def name(self) -> str:
+        """As errors and metrics call it."""
         return f"{self.producer}->{self.consumer}"
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class RolePlan:
+    """One run of a stage: the main run ("") or a companion."""
+
+    role: str = ""
+    negative_prompt: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StagePlan:
+    """A stage that takes part."""
+
+    model: str
     name: str
-    spec: config_pb2.StageSpec
-    bounds: BoundSeconds
-    inputs: tuple[Edge, ...]
-    consumers: tuple[Edge, ...]
+    roles: tuple[RolePlan, ...]
+    takes_prompt: bool
+    to_client: bool
+    """Its main run's output goes to the client."""
+    modalities: frozenset[int]
+    """Of that output, numbers of omni.v1.Modality."""
+    tensors: tuple[str, ...]
+    """What its runs publish: the union over the edges to stages that take part."""
+    waits: Waits
+    edges: tuple[EdgePlan, ...]
+    """Outgoing."""
+    starts_at_end: bool
+    """It has an incoming edge of that mode."""
+    key: tuple[str, str] = field(init=False)
+    """(model, stage): what replicas are looked up by."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "key", (self.model, self.name))
 
 
-@dataclass(frozen=True, slots=True)
-class Pipeline:
-    """A resolved pipeline, indexed."""
+@dataclass(frozen=True, slots=True, eq=False)
+class RequestPlan:
+    """What a request runs."""
 
-    resolved: config_pb2.ResolvedPipeline
-    stages: dict[str, Stage]
-    """By name, in the order of the pipeline."""
+    model: str
+    stages: tuple[StagePlan, ...]
+    """In the order of the pipeline."""
+    total: float
+    """Seconds for a request without a time of its own."""
+    queue: float
+    """Seconds that a request may wait for its turn."""
+    max_requests: int
+    max_queued: int
 
-    @classmethod
-    def of(cls, resolved: config_pb2.ResolvedPipeline) -> Pipeline:
-        edges = [
-            Edge(getattr(each, "from"), each.to, each.mode == config_pb2.EDGE_MODE_END, tuple(each.tensors))
-            for each in resolved.edges
-        ]
-        return cls(
-            resolved,
-            {
-                spec.stage: Stage(
-                    name=spec.stage,
-                    spec=spec,
-                    bounds=BoundSeconds.of(spec.bounds),
-                    inputs=tuple(edge for edge in edges if edge.consumer == spec.stage),
-                    consumers=tuple(edge for edge in edges if edge.producer == spec.stage),
-                )
-                for spec in resolved.stages
-            },
-        )
 
-    def output_stage(self, modality: content_pb2.Modality.ValueType) -> Stage | None:
-        """The stage whose output of this modality goes to clients."""
-        return next((stage for stage in self.stages.values() if modality in stage.spec.outputs), None)
+def make_plan(pipeline: config_pb2.ResolvedPipeline, outputs: Iterable[int], *, negative: bool) -> RequestPlan:
+    """The stages that `outputs` need: those that make them and, up the edges, all that feed those.
 
-    def needed(self, outputs: Iterable[content_pb2.Modality.ValueType]) -> frozenset[str]:
-        """Names of the stages that take part when these outputs are wanted."""
-        found: set[str] = set()
-        open_ = [stage.name for modality in outputs if (stage := self.output_stage(modality))]
-        while open_:
-            name = open_.pop()
-            if name not in found:
-                found.add(name)
-                open_.extend(edge.producer for edge in self.stages[name].inputs)
-        return frozenset(found)
+    Args:
+        pipeline: as resolved.
+        outputs: wanted modalities; each must be the output of a stage.
+        negative: whether the request has a negative prompt; without one, companions that take it are left out.
+    """
+    wanted = frozenset(outputs)
+    to_client = {spec.stage for spec in pipeline.stages if wanted.intersection(spec.outputs)}
+    part = set(to_client)
+    frontier = list(part)
+    while frontier:
+        consumer = frontier.pop()
+        for edge in pipeline.edges:
+            if edge.to == consumer and (producer := _producer(edge)) not in part:
+                part.add(producer)
+                frontier.append(producer)
+    edges = [
+        EdgePlan(_producer(edge), edge.to, edge.mode == config_pb2.EDGE_MODE_END, frozenset(edge.tensors))
+        for edge in pipeline.edges
+        if edge.to in part
+    ]
+    stages = tuple(
+        _stage(pipeline.model, spec, edges, spec.stage in to_client, negative)
+        for spec in pipeline.stages
+        if spec.stage in part
+    )
+    return RequestPlan(
+        model=pipeline.model,
+        stages=stages,
+        total=max(stage.waits.total for stage in stages),
+        queue=max(stage.waits.queue for stage in stages),
+        max_requests=pipeline.max_requests,
+        max_queued=pipeline.max_queued,
+    )
+
+
+def _producer(edge: config_pb2.EdgeSpec) -> str:
+    name: str = getattr(edge, "from")
+    return name
+
+
+def _stage(model: str, spec: config_pb2.StageSpec, edges: list[EdgePlan], to_client: bool, negative: bool) -> StagePlan:
+    outgoing = tuple(edge for edge in edges if edge.producer == spec.stage)
+    companions = (
+        RolePlan(companion.role, companion.negative_prompt)
+        for companion in spec.companions
+        if negative or not companion.negative_prompt
+    )
+    return StagePlan(
+        model=model,
+        name=spec.stage,
+        roles=(RolePlan(), *companions),
+        takes_prompt=not spec.sources,
+        to_client=to_client,
+        modalities=frozenset(spec.outputs),
+        tensors=tuple(sorted(frozenset().union(*(edge.tensors for edge in outgoing)))),
+        waits=_waits(spec.bounds),
+        edges=outgoing,
+        starts_at_end=any(edge.at_end for edge in edges if edge.consumer == spec.stage),
+    )
+
+
+def _waits(bounds: config_pb2.Bounds) -> Waits:
+    return Waits(
+        queue=bounds.queue.ToNanoseconds() / 1e9,
+        first_output=bounds.first_output.ToNanoseconds() / 1e9,
+        gap=bounds.gap.ToNanoseconds() / 1e9,
+        cancel=bounds.cancel.ToNanoseconds() / 1e9,
+        total=bounds.total.ToNanoseconds() / 1e9,
+    )

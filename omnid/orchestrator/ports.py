@@ -1,79 +1,140 @@
-"""What the state machine of a request needs from its surroundings. No I/O happens behind these calls: they fill
-buffers that a writer sends at the end of the loop's turn.
+"""What the state machine needs from outside, and the plain types that pass between them.
+
+Payloads, prompts, usage and timings are opaque here: they are handed on as they came.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
-
-from omni.rpc.errors import OmniError
-from omni.v1 import content_pb2, generate_pb2, stage_pb2, tensor_pb2
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
+    from omnid.orchestrator.plan import EdgePlan, StagePlan
     from omnid.orchestrator.request import Request
-    from omnid.orchestrator.run import Run
+    from omnid.orchestrator.run import Chunk, Run
+
+STOP, LENGTH, CANCELLED = 1, 2, 3
+"""Numbers of omni.v1.FinishReason."""
 
 
-class Replica(Protocol):
-    """The command side of one replica's stream."""
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a request failed: a row of the error table, and where."""
+
+    reason: str
+    """Name of an `omni.rpc.errors.Reason`."""
+    message: str
+    stage: str = ""
+    replica: str = ""
+    cause: object = None
+    """The stage's own error, opaque here."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunReport:
+    """Whether a run of a cancelled request has let go."""
+
+    stage: str
+    role: str
+    replica: str
+    acknowledged: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StageEnd:
+    """How a stage's main run ended."""
+
+    stage: str
+    reason: int
+    usage: Any
+    timings: Any
+
+
+@dataclass(slots=True)
+class Times:
+    """By the coordinator's clock, in seconds; 0: has not happened."""
+
+    created: float
+    first_start: float = 0.0
+    first_output: float = 0.0
+    ended: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class RequestEnd:
+    """How a request ended well, or was cancelled."""
+
+    reason: int
+    stages: Sequence[StageEnd]
+    times: Times
+
+
+class Link(Protocol):
+    """A replica that takes commands. None of these calls blocks; order is kept."""
 
     name: str
-    address: tensor_pb2.ReplicaAddress
+    """Replica name, "tiny-omni/thinker/0"."""
+    runs: dict[int, Run]
+    """By number: those whose events are awaited. The request adds and removes its own."""
+    credits: list[int]
+    """Numbers of runs to be credited, one entry an output that was forwarded. `wake` sends them."""
 
-    def send(self, run: int, command: stage_pb2.RunCommand) -> None:
-        """Queues a command of the run."""
-
-    def credit(self, run: int) -> None:
-        """The run may send one more output."""
-
-    def release(self, lease: int) -> None:
-        """All readers are done with one of its tensors."""
-
-    def introduce(self, replica: Replica) -> None:
-        """Tells this replica how to reach another, before handles of the other appear."""
+    def wake(self) -> None: ...
+    def start(self, run: Run, timeout: float) -> None: ...
+    def input(self, run: Run, source: Run, chunk: Chunk, edge: EdgePlan) -> None: ...
+    def input_end(self, run: Run, source: Run, count: int, reason: int) -> None: ...
+    def cancel(self, number: int, reason: str) -> None: ...
 
 
 class Client(Protocol):
-    """Whoever asked. The orchestrator keeps at most two outputs of a stage under way to it."""
+    """Who gets the events of a request, in their order; `index` counts them from 0."""
 
-    def output(self, index: int, run: Run, payload: content_pb2.Payload) -> None:
-        """An output event; answered by `Request.client_taken(run)` when the client has it."""
-
-    def event(self, event: generate_pb2.RequestEvent) -> None:
-        """Any other event that is not the last; `index` is set."""
-
-    def end(self, index: int, finished: generate_pb2.RequestFinished | None, error: OmniError | None) -> None:
-        """The last event: one of the two is set."""
+    def accepted(self, index: int, request_id: str) -> None: ...
+    def output(self, index: int, stage: str, payload: Any) -> None: ...
+    def stage_finished(self, index: int, end: StageEnd) -> None: ...
+    def finished(self, index: int, end: RequestEnd) -> None: ...
+    def failed(self, index: int, failure: Failure) -> None: ...
 
 
-class Surroundings(Protocol):
-    """What all requests of an orchestrator share."""
+class Router(Protocol):
+    """Finds replicas."""
 
-    def now(self) -> float:
-        """Seconds of a monotonic clock."""
+    def route(self, stage: StagePlan) -> Link | None:
+        """The replica that is to take the next run of `stage`; None: none can just now."""
 
-    def place(self, model: str, stage: str, avoid: frozenset[str], request: Request) -> Replica | None:
-        """A replica that takes one more run of the stage, if there is one not in `avoid`; else the request is told by
-        `replica_ready` when there may be one.
-        """
+    def release(self, owner: str, lease: int) -> None:
+        """Tells the owner of a tensor that it may free it."""
 
-    def unplace(self, replica: Replica) -> None:
-        """A run on the replica has ended."""
+    def missing(self, stage: StagePlan) -> str:
+        """Why `route` has no answer, for people; "" when there are replicas but all are full."""
 
-    def new_run(self, request: Request, run: Run) -> int:
-        """A number for a run that is about to start; its events are delivered to it under this number."""
 
-    def drop_run(self, number: int) -> None:
-        """From now on events of the run are late, and dropped."""
+class Observer(Protocol):
+    """Counts what happens, for metrics."""
 
-    def lease(self, request: Request, owner: str, lease: int, readers: int) -> None:
-        """A published tensor that `readers` runs are going to release."""
+    def fenced(self, events: int) -> None:
+        """Events came for runs that are no longer awaited."""
 
-    def release_all(self, request: Request) -> None:
-        """Frees what is left of the request's published tensors."""
-
-    def arm(self, request: Request, due: float) -> None:
-        """Calls `request.check()` no later than `due`."""
+    def taken(self, edge: str, seconds: float) -> None:
+        """A consumer has taken a chunk this long after its producer handed it over."""
 
     def ended(self, request: Request) -> None:
-        """The request is over; every run of it has let go or was given up."""
+        """A request has ended, with its failure or without."""
+
+
+@dataclass(slots=True)
+class Silent:
+    """An observer that only counts; the default."""
+
+    fenced_events: int = 0
+    ended_requests: list[str] = field(default_factory=list)
+
+    def fenced(self, events: int) -> None:
+        self.fenced_events += events
+
+    def taken(self, edge: str, seconds: float) -> None:
+        pass
+
+    def ended(self, request: Request) -> None:
+        pass

@@ -1,96 +1,147 @@
-"""One run of a request, and the lanes along which its output travels to the runs that read it."""
+"""One run of a stage for a request: its numbers, its queues and what it waits for."""
 
 from __future__ import annotations
 
-import math
 from collections import deque
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from omni.v1 import config_pb2, content_pb2, stage_pb2
+from omnid.orchestrator.timers import Timed
 
 if TYPE_CHECKING:
-    from omnid.orchestrator.plan import Stage
-    from omnid.orchestrator.ports import Replica
+    from omnid.orchestrator.leases import Tensor
+    from omnid.orchestrator.plan import EdgePlan, RolePlan, StagePlan
+    from omnid.orchestrator.ports import Link, StageEnd
+    from omnid.orchestrator.request import Request
 
 WINDOW = 2
-"""Messages of a run that may be under way without a credit, in each direction."""
+"""Messages on their way without a credit: outputs of a run, inputs of a run, outputs of a run to the client."""
 
-NEVER = math.inf
-
-
-@dataclass(slots=True)
-class Pending:
-    """An output that has not been passed on along all its routes: its producer's credit waits for them."""
-
-    routes: int
-
-
-@dataclass(slots=True)
-class Lane:
-    """From one run to another. Owned by the request; touched by its state machine only."""
-
-    name: str
-    """Of the edge, "thinker->talker"."""
-    waits: bool
-    producer: Run
-    consumer: Run
-    queue: deque[tuple[stage_pb2.RunOutput, Pending | None]] = field(default_factory=deque)
-    """Outputs that the consumer cannot take yet, and whose credit they hold up."""
-    sent: deque[stage_pb2.RunOutput] = field(default_factory=deque)
-    """Under way: sent and not credited."""
-    taken: int = 0
-    """Messages that the consumer has credited."""
-    end: stage_pb2.RunInputEnd | None = None
-    end_sent: bool = False
+# States of a run, in the order in which it goes through them. A run that is never started goes from one of the first
+# two to the last.
+IDLE = 0
+"""Its inputs have not come yet."""
+QUEUED = 1
+"""No replica can take it just now."""
+STARTED = 2
+CANCELLING = 3
+"""It was told to let go and has not said that it has."""
+ENDED = 4
 
 
-@dataclass(slots=True, eq=False)
-class Run:
-    """One (request, stage, role)."""
+class Chunk:
+    """An output on its way to those who read it. Its producer is credited when `waits` comes to 0."""
 
-    stage: Stage
-    role: str
-    params: config_pb2.StageParams
-    to_client: bool
-    tensors: tuple[str, ...]
-    number: int = 0
-    """On the wire; 0 while it is not started. A run that is started anew gets a new one."""
-    replica: Replica | None = None
-    wanted: bool = False
-    """To be started as soon as there is a replica."""
-    accepted: bool = False
-    ended: bool = False
-    lost: bool = False
-    """Given up: it did not acknowledge its cancellation."""
-    next: int = 0
-    """Number of the next output."""
-    inputs: list[Lane] = field(default_factory=list)
-    outputs: list[Lane] = field(default_factory=list)
-    withheld: int = 0
-    """Outputs that are not passed on and not credited."""
-    client_queue: deque[tuple[content_pb2.Payload, Pending]] = field(default_factory=deque)
-    client_in_flight: int = 0
-    finished: stage_pb2.RunFinished | None = None
-    due: float = NEVER
-    bound: str = ""
-    """Which bound `due` is."""
-    avoid: frozenset[str] = frozenset()
-    created: float = 0.0
+    __slots__ = ("count", "first", "payload", "producer", "tensors", "waits")
+
+    def __init__(self, producer: Run, first: int, count: int, payload: Any, tensors: tuple[Tensor, ...]) -> None:
+        self.producer = producer
+        self.first = first
+        self.count = count
+        self.payload = payload
+        self.tensors = tensors
+        self.waits = 0
+
+
+class Input:
+    """A chunk in a consumer's queue or, without a chunk, the end of what its source sends."""
+
+    __slots__ = ("arrived", "chunk", "edge", "held", "source")
+
+    def __init__(self, source: Run, edge: EdgePlan, chunk: Chunk | None, *, held: bool, arrived: float) -> None:
+        self.source = source
+        self.edge = edge
+        self.chunk = chunk
+        self.held = held
+        """The producer's credit waits for it."""
+        self.arrived = arrived
+
+
+class Run(Timed):
+    """State of a run. Only its request and the link that it runs on touch it."""
+
+    __slots__ = (
+        "acknowledged",
+        "client_queue",
+        "client_room",
+        "end",
+        "first_output",
+        "handed",
+        "held",
+        "inputs",
+        "last_output",
+        "link",
+        "next",
+        "number",
+        "open_sources",
+        "replica",
+        "request",
+        "role",
+        "room",
+        "routes",
+        "sent",
+        "sources",
+        "stage",
+        "started",
+        "state",
+        "to_client",
+        "wait",
+    )
+
+    def __init__(self, request: Request, stage: StagePlan, role: RolePlan) -> None:
+        super().__init__()
+        self.request = request
+        self.stage = stage
+        self.role = role
+        self.state = IDLE
+        self.number = 0
+        """On its link's stream; a new one each time that it is started, so that nothing late is taken for new."""
+        self.link: Link | None = None
+        self.replica = ""
+        """Name of the replica that it was last started on."""
+        self.sources: list[Run] = []
+        self.routes: list[tuple[EdgePlan, Run]] = []
+        self.open_sources = 0
+        """Sources whose end it was not told yet."""
+
+        self.next = 0
+        """Number of its next output."""
+        self.held = 0
+        """Outputs that came and were not credited yet, because a reader has no room for them."""
+        self.to_client = stage.to_client and not role.role
+        self.client_room = WINDOW
+        self.client_queue: deque[Chunk | StageEnd] = deque()
+
+        self.inputs: deque[Input] = deque()
+        """Not sent yet."""
+        self.room = WINDOW
+        """Input messages that may be sent without a credit."""
+        self.sent: list[Input] | None = []
+        """What was sent, as long as nothing of it was taken and no output came: then the run can start anew elsewhere.
+        None: it cannot."""
+        self.handed: deque[Input] = deque()
+        """Sent and not taken yet; for metrics."""
+
+        self.wait = stage.waits.first_output
+        """Seconds that it may go on without a sign of life."""
+        self.started = self.first_output = self.last_output = 0.0
+        self.end: StageEnd | None = None
+        self.acknowledged = False
+        """It has said that it let go."""
 
     @property
-    def title(self) -> str:
-        return f"{self.stage.name}[{self.role}]" if self.role else self.stage.name
+    def name(self) -> str:
+        """Stage and role, for people."""
+        return f"{self.stage.name}[{self.role.role}]" if self.role.role else self.stage.name
 
-    def wait(self, bound: str, due: float) -> None:
-        """Bounds what the run does next."""
-        self.bound, self.due = bound, due
+    @property
+    def readers(self) -> str:
+        """The edges that its output goes over, for people: "thinker->talker, thinker->client"."""
+        names = list(dict.fromkeys(edge.name for edge, _ in self.routes))
+        if self.to_client:
+            names.append(f"{self.stage.name}->client")
+        return ", ".join(names) or f"{self.stage.name}->nobody"
 
-    def can_start(self) -> bool:
-        """Whether its inputs allow it to start: all that it waits for have ended, one of the others has begun."""
-        if not self.inputs:
-            return True
-        waiting = [lane for lane in self.inputs if lane.waits]
-        if waiting:
-            return all(lane.end is not None for lane in waiting)
-        return any(lane.queue or lane.end is not None for lane in self.inputs)
+    @property
+    def idle_by_right(self) -> bool:
+        """Nothing is due from it: it waits for us to credit its outputs, or for input that its sources did not make."""
+        return self.held >= WINDOW or (self.open_sources > 0 and self.room == WINDOW)

@@ -1,0 +1,71 @@
+"""Messages that collect what is to be written until a writer takes them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from typing import Generic, TypeVar
+
+from google.protobuf.message import Message
+
+M = TypeVar("M", bound=Message)
+
+SPLIT_BYTES = 4 * 1024 * 1024
+"""A message above this size goes out in several, as far as it has several entries."""
+
+
+class WriteBatch(Generic[M]):
+    """A pending message of one stream. Many fill it, one task takes it.
+
+    Attributes:
+        message: what is pending; fill it and call `wake`. Another object after each `take`.
+    """
+
+    def __init__(self, make: Callable[[], M]) -> None:
+        self._make = make
+        self.message = make()
+        self._waiter: asyncio.Future[None] | None = None
+        self._woken = False
+
+    def wake(self) -> None:
+        """There is something to take."""
+        if not self._woken:
+            self._woken = True
+            if self._waiter is not None and not self._waiter.done():
+                self._waiter.set_result(None)
+
+    async def take(self) -> M:
+        """All that is pending, as soon as there is something. Called by one task."""
+        if not self._woken:
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        self._woken = False
+        message, self.message = self.message, self._make()
+        return message
+
+
+def split(message: M, field: str) -> Iterator[M]:
+    """`message`, cut between the entries of the repeated message `field` into parts of at most `SPLIT_BYTES`, as far
+    as entries are small enough. Other fields travel in the first part, so that no entry arrives before them."""
+    if message.ByteSize() <= SPLIT_BYTES:
+        yield message
+        return
+    entries = list(getattr(message, field))
+    part = type(message)()
+    part.CopyFrom(message)
+    part.ClearField(field)
+    room = SPLIT_BYTES - part.ByteSize()
+    held = False
+    for entry in entries:
+        size = entry.ByteSize()
+        if held and size > room:
+            yield part
+            part = type(message)()
+            room = SPLIT_BYTES
+        getattr(part, field).append(entry)
+        held = True
+        room -= size
+    yield part

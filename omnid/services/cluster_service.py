@@ -1,0 +1,81 @@
+"""omni.v1.ClusterService: how stage servers join."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+from omni.rpc.errors import FieldViolation, OmniError, Reason
+from omni.rpc.validation import validate
+from omni.v1 import cluster_pb2, cluster_pb2_grpc
+from omnid.cluster.attachment import Attachment
+from omnid.cluster.member import Member
+from omnid.cluster.membership import Cluster
+
+REPORT_INTERVAL_S = 1.0
+"""What replicas are asked for."""
+
+HELLO_BOUND_S = 10.0
+"""From the begin of a Join stream to its hello."""
+
+SILENCE_BOUND_S = 30.0
+"""Without a report for this long the replica counts as gone; long enough for a process that is busy loading a model."""
+
+
+class ClusterService(cluster_pb2_grpc.ClusterServiceServicer):
+    """Translates between the service and the cluster: a membership lasts as long as its call."""
+
+    def __init__(self, cluster: Cluster, attachment: Attachment) -> None:
+        self._cluster = cluster
+        self._attachment = attachment
+
+    async def Join(  # type: ignore[override]  # It writes its responses itself.
+        self, request_iterator: AsyncIterator[cluster_pb2.JoinRequest], context: Any
+    ) -> None:
+        messages = aiter(request_iterator)
+        try:
+            async with asyncio.timeout(HELLO_BOUND_S):
+                first = await anext(messages)
+        except StopAsyncIteration:
+            return
+        except TimeoutError as error:
+            raise OmniError(Reason.DEADLINE, f"no hello within {HELLO_BOUND_S:g} s") from error
+        validate(first)
+        if not first.HasField("hello"):
+            text = "the first message of a Join stream must be a hello"
+            raise OmniError(Reason.BAD_REQUEST, text, fields=[FieldViolation("hello", text)])
+        member = self._cluster.enter(first.hello)
+        try:
+            await context.write(cluster_pb2.JoinResponse(spec=member.spec, report_interval=REPORT_INTERVAL_S))
+            async with asyncio.TaskGroup() as group:
+                kept = group.create_task(self._attachment.keep(member))
+                watch = group.create_task(_until_replaced(member))
+                await self._reports(member, messages)
+                kept.cancel()
+                watch.cancel()
+        finally:
+            self._cluster.leave(member)
+
+    async def ListReplicas(
+        self, request: cluster_pb2.ListReplicasRequest, context: Any
+    ) -> cluster_pb2.ListReplicasResponse:
+        return cluster_pb2.ListReplicasResponse(replicas=self._cluster.statuses())
+
+    async def _reports(self, member: Member, messages: AsyncIterator[cluster_pb2.JoinRequest]) -> None:
+        while True:
+            try:
+                async with asyncio.timeout(SILENCE_BOUND_S):
+                    message = await anext(messages)
+            except StopAsyncIteration:
+                return
+            except TimeoutError as error:
+                text = f"{member.name} sent no report for {SILENCE_BOUND_S:g} s"
+                raise OmniError(Reason.DEADLINE, text, replica=member.name) from error
+            if message.HasField("load"):
+                self._cluster.report(member, message.load)
+
+
+async def _until_replaced(member: Member) -> None:
+    await member.replaced.wait()
+    raise OmniError(Reason.DRAINING, f"{member.name} has joined anew", replica=member.name)
