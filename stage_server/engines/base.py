@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     import torch
-    from omni.rpc.errors import OmniError
 
+    from omni.rpc.errors import OmniError
     from omni.v1 import config_pb2, content_pb2
 
 
