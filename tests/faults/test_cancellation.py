@@ -102,8 +102,13 @@ async def test_the_failure_of_one_stage_cancels_the_others(cluster: Cluster) -> 
 async def test_a_thousand_cancels_at_random_moments_leave_nothing(cluster: Cluster) -> None:
     chance = random.Random(1)
     call = cluster.omni.Attach()
+    writing = asyncio.Lock()
     ended: set[int] = set()
     total, batch = 1000, 50
+
+    async def write(message: generate_pb2.OmniServiceAttachRequest) -> None:
+        async with writing:  # A call takes one write at a time.
+            await call.write(message)
 
     async def drive() -> None:
         for first in range(1, total + 1, batch):
@@ -112,13 +117,13 @@ async def test_a_thousand_cancels_at_random_moments_leave_nothing(cluster: Clust
                 generate_pb2.RequestCommand(request=number, start=request(a=script(tokens=100000, rate=500)))
                 for number in numbers
             ]
-            await call.write(generate_pb2.OmniServiceAttachRequest(commands=starts))
+            await write(generate_pb2.OmniServiceAttachRequest(commands=starts))
             for number in sorted(numbers, key=lambda _: chance.random()):
                 # A random number of loop turns, and of events in between: cancels fall into every phase of a request.
                 for _ in range(chance.randrange(12)):
                     await asyncio.sleep(0)
                 cancel = generate_pb2.RequestCommand(request=number, cancel=generate_pb2.CancelReason(reason="test"))
-                await call.write(generate_pb2.OmniServiceAttachRequest(commands=[cancel]))
+                await write(generate_pb2.OmniServiceAttachRequest(commands=[cancel]))
 
     async with asyncio.timeout(60), asyncio.TaskGroup() as group:
         group.create_task(drive())
@@ -132,7 +137,7 @@ async def test_a_thousand_cancels_at_random_moments_leave_nothing(cluster: Clust
                     assert event.finished.reason == content_pb2.FINISH_REASON_CANCELLED, event
                     ended.add(event.request)
             if taken:
-                await call.write(generate_pb2.OmniServiceAttachRequest(credits=taken))
+                await write(generate_pb2.OmniServiceAttachRequest(credits=taken))
     call.cancel()
     for load in (await cluster.drained()).values():
         assert load.state == stage_pb2.REPLICA_STATE_READY
