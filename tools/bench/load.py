@@ -7,6 +7,7 @@ was merged on its way holds several stamps, so every token is timed however few 
 import asyncio
 import statistics
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 import grpc
@@ -69,6 +70,10 @@ class _Meter:
         cuts = statistics.quantiles(self._latencies, n=20)
         seconds = max(1, self._last - self._first) / 1e9
         return Sample(self._offered, self._expected / seconds, cuts[9] / 1e9, cuts[18] / 1e9, self.messages)
+
+
+Drive = Callable[[Target, int, float, int], Awaitable[Sample]]
+"""Runs a load: target, requests at once, tokens a second and request, tokens a request."""
 
 
 async def attach(target: Target, runs: int, rate: float, tokens: int) -> Sample:
