@@ -1,0 +1,194 @@
+"""Errors as OpenAI's clients know them: one mapping from the error table to HTTP."""
+
+import difflib
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import orjson
+from fastapi import Request
+from fastapi.exceptions import HTTPException
+from fastapi.responses import Response
+from pydantic import ValidationError
+
+from omni.rpc import logs
+from omni.rpc.errors import FieldViolation, OmniError, Reason
+
+_log = logs.get(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Http:
+    """How a reason is said over HTTP: the status, and `type` and `code` of the body."""
+
+    status: int
+    type: str
+    code: str
+
+
+_INVALID = "invalid_request_error"
+TABLE: dict[Reason, Http] = {
+    Reason.BAD_REQUEST: Http(400, _INVALID, "invalid_value"),
+    Reason.UNKNOWN_MODEL: Http(404, _INVALID, "model_not_found"),
+    Reason.UNSUPPORTED_MODALITY: Http(400, _INVALID, "unsupported_modality"),
+    Reason.UNKNOWN_PARAMETER: Http(400, _INVALID, "unknown_parameter"),
+    Reason.MEDIA_TOO_LARGE: Http(413, _INVALID, "media_too_large"),
+    Reason.MEDIA_INVALID: Http(400, _INVALID, "invalid_media"),
+    Reason.PROMPT_TOO_LONG: Http(400, _INVALID, "context_length_exceeded"),
+    Reason.NOT_FOUND: Http(404, _INVALID, "not_found"),
+    Reason.QUEUE_FULL: Http(429, "rate_limit_error", "queue_full"),
+    Reason.MESSAGE_TOO_LARGE: Http(413, _INVALID, "request_too_large"),
+    Reason.NO_REPLICA: Http(503, "service_unavailable_error", "no_replica"),
+    Reason.REPLICA_LOST: Http(503, "service_unavailable_error", "replica_lost"),
+    Reason.DRAINING: Http(503, "service_unavailable_error", "draining"),
+    Reason.UNREACHABLE: Http(503, "service_unavailable_error", "coordinator_unreachable"),
+    Reason.STAGE_FAILED: Http(500, "server_error", "stage_failed"),
+    Reason.SEQUENCE_BROKEN: Http(500, "server_error", "sequence_broken"),
+    Reason.COUNT_MISMATCH: Http(500, "server_error", "count_mismatch"),
+    Reason.TENSOR_LOST: Http(500, "server_error", "tensor_lost"),
+    Reason.STAGE_TIMEOUT: Http(504, "timeout_error", "stage_timeout"),
+    Reason.DEADLINE: Http(504, "timeout_error", "deadline_exceeded"),
+    Reason.CANCELLED: Http(499, "cancelled_error", "cancelled"),
+    Reason.UNAUTHENTICATED: Http(401, "authentication_error", "invalid_api_key"),
+    Reason.PERMISSION_DENIED: Http(403, "permission_error", "permission_denied"),
+    Reason.UNIMPLEMENTED: Http(501, "server_error", "unimplemented"),
+    Reason.INTERNAL: Http(500, "server_error", "internal_error"),
+}
+
+# What the router's own exceptions say, by HTTP status.
+_ROUTER: dict[int, tuple[str, str]] = {404: ("not_found", "no such path"), 405: ("method_not_allowed", "not allowed")}
+
+# The contract's name of a parameter -> the name that OpenAI's clients send.
+_PUBLIC_NAMES = {
+    "sampling.logprobs": "top_logprobs",
+    "diffusion.steps": "num_inference_steps",
+    "diffusion.outputs": "n",
+    "diffusion.width": "size",
+    "diffusion.height": "size",
+    "voice": "audio.voice",
+    "format": "audio.format",
+}
+_PARAMS = re.compile(r'params\["[^"]*"\]\.(?P<path>(?:sampling\.|diffusion\.)?(?P<name>[a-z_]+).*)')
+_MESSAGES = re.compile(r"prompt\.conversation\.(messages\[.*)")
+
+
+def bad_request(param: str, description: str, reason: Reason = Reason.BAD_REQUEST) -> OmniError:
+    """An error about one field of the request body, named as its sender named it."""
+    return OmniError(
+        reason, f"{param}: {description}" if param else description, fields=[FieldViolation(param, description)]
+    )
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """' (did you mean ...?)' when one of `known` looks like `name`, else ''."""
+    close = difflib.get_close_matches(name, list(known), 1, 0.6)
+    return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+def public_param(field: str) -> str:
+    """The name in OpenAI's body of a field of omni.v1.GenerateRequest; other names are left as they are."""
+    if found := _PARAMS.match(field):
+        return _PUBLIC_NAMES.get(found["path"], found["name"])
+    if found := _MESSAGES.match(field):
+        return found[1]
+    return field
+
+
+def body(error: OmniError, request_id: str) -> dict[str, object]:
+    """The body of an error answer, or of an error event on a stream."""
+    http = TABLE[error.reason]
+    param = public_param(error.fields[0].field) if error.fields else None
+    return {
+        "error": {
+            "message": error.message,
+            "type": http.type,
+            "param": param or None,
+            "code": http.code,
+            "request_id": error.request_id or request_id or None,
+            "stage": error.stage or None,
+        }
+    }
+
+
+def response(error: OmniError, request_id: str) -> Response:
+    """An error as an HTTP answer."""
+    headers = {"x-request-id": error.request_id or request_id}
+    if error.retry_after is not None and TABLE[error.reason].status in (429, 503):
+        headers["retry-after"] = str(max(1, round(error.retry_after)))
+    if error.reason is Reason.UNAUTHENTICATED:
+        headers["www-authenticate"] = "Bearer"
+    return Response(
+        orjson.dumps(body(error, request_id)), TABLE[error.reason].status, headers, media_type="application/json"
+    )
+
+
+def of_validation(error: ValidationError, fields_at: Callable[[tuple[int | str, ...]], Iterable[str]]) -> OmniError:
+    """What pydantic found, in words for the sender.
+
+    Args:
+        error: of a model of gateway.schemas.
+        fields_at: names of the fields that the object at a place in the body may have.
+    """
+    violations = []
+    unknown = False
+    for each in error.errors(include_url=False, include_input=True):
+        path = _path(each["loc"])
+        description = each["msg"].removeprefix("Value error, ")
+        if each["type"] == "extra_forbidden":
+            unknown = True
+            description = "is not a known field" + nearest(str(each["loc"][-1]), fields_at(each["loc"][:-1]))
+        elif each["type"] != "missing" and isinstance(each["input"], str | int | float | bool):
+            shown = repr(each["input"])
+            description += f", got {shown if len(shown) <= 80 else shown[:77] + '...'}"
+        violations.append(FieldViolation(path, description))
+    first = violations[0]
+    more = f" (and {len(violations) - 1} more)" if len(violations) > 1 else ""
+    where = f"{first.field}: " if first.field else ""
+    reason = Reason.UNKNOWN_PARAMETER if unknown and len(violations) == 1 else Reason.BAD_REQUEST
+    return OmniError(reason, f"{where}{first.description}{more}", fields=violations)
+
+
+def _path(location: tuple[int | str, ...]) -> str:
+    """("messages", 0, "content", "@text") -> "messages[0].content": names that begin with @ are tags of unions."""
+    text = ""
+    for part in location:
+        if isinstance(part, str) and part.startswith("@"):
+            continue
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
+    return text
+
+
+async def on_omni_error(request: Request, error: Exception) -> Response:
+    """FastAPI's handler of `OmniError`."""
+    assert isinstance(error, OmniError)
+    request_id = request.state.request_id
+    if TABLE[error.reason].status >= 500:
+        _log.warning(
+            "request failed", path=request.url.path, error=str(error), request_id=error.request_id or request_id
+        )
+    return response(error, request_id)
+
+
+async def on_http_exception(request: Request, error: Exception) -> Response:
+    """FastAPI's handler of the router's own exceptions: no such path, method not allowed."""
+    assert isinstance(error, HTTPException) or hasattr(error, "status_code")
+    status = error.status_code
+    code, message = _ROUTER.get(status, ("http_error", str(getattr(error, "detail", ""))))
+    content = {
+        "error": {
+            "message": f"{request.method} {request.url.path}: {message}",
+            "type": _INVALID,
+            "param": None,
+            "code": code,
+            "request_id": request.state.request_id,
+            "stage": None,
+        }
+    }
+    headers = {**(getattr(error, "headers", None) or {}), "x-request-id": request.state.request_id}
+    return Response(orjson.dumps(content), status, headers, media_type="application/json")
+
+
+async def on_exception(request: Request, error: Exception) -> Response:
+    """FastAPI's handler of everything else: a fault of the gateway."""
+    _log.error("gateway fault", path=request.url.path, exc_info=error)
+    return response(OmniError(Reason.INTERNAL, "the gateway failed; its log says why"), request.state.request_id)

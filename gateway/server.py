@@ -1,0 +1,112 @@
+"""``omni-gateway``: OpenAI's REST API in front of coordinators."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import socket
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import uvicorn
+import uvloop
+
+from gateway.app import make_app
+from gateway.settings import Settings, read_api_keys
+from omni.rpc import logs, tracing
+from omni.rpc.options import MIB
+from omni.rpc.tls import ClientTls
+
+KEYS_VARIABLE = "OMNI_GATEWAY_API_KEYS"
+_STOP_SECONDS = 5
+
+
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """Command line of ``omni-gateway``."""
+    parser = argparse.ArgumentParser(prog="omni-gateway", description="OpenAI's REST API in front of omnid.")
+    parser.add_argument("--coordinator", action="append", required=True, metavar="HOST:PORT", help="may be repeated")
+    parser.add_argument("--listen", default="127.0.0.1:8000", metavar="HOST:PORT", help="port 0: the system chooses")
+    parser.add_argument("--ready-fd", type=int, metavar="N", help='writes {"http": "HOST:PORT"} there when it serves')
+    parser.add_argument("--api-key-file", type=Path, help=f"one key a line; {KEYS_VARIABLE} holds more, with commas")
+    parser.add_argument("--allow-media-urls", action="store_true", help="fetch http and https URLs of public hosts")
+    parser.add_argument("--max-body-bytes", type=int, default=64 * MIB)
+    parser.add_argument("--tls-ca", type=Path, metavar="FILE", help="speak TLS to the coordinators")
+    parser.add_argument("--tls-cert", type=Path, metavar="FILE")
+    parser.add_argument("--tls-key", type=Path, metavar="FILE")
+    parser.add_argument("--log-format", choices=("console", "json"), default="console")
+    parser.add_argument("--log-level", default="INFO")
+    return parser.parse_args(arguments)
+
+
+def settings_of(options: argparse.Namespace) -> Settings:
+    """Settings of a command line.
+
+    Raises:
+        OSError, ValueError: for an API key file that cannot be used.
+    """
+    tls = ClientTls(options.tls_ca, options.tls_cert, options.tls_key) if options.tls_ca else None
+    return Settings(
+        coordinators=tuple(options.coordinator),
+        tls=tls,
+        api_keys=read_api_keys(options.api_key_file, os.environ.get(KEYS_VARIABLE, "")),
+        allow_media_urls=options.allow_media_urls,
+        max_body_bytes=options.max_body_bytes,
+    )
+
+
+class _Server(uvicorn.Server):
+    """Says when it serves."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.serving = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.serving.set()
+
+
+async def serve(options: argparse.Namespace, listener: socket.socket) -> None:
+    """Serves until it is told to stop."""
+    app = make_app(settings_of(options))
+    config = uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=_STOP_SECONDS, ws="none")
+    server = _Server(config)
+    host, port = listener.getsockname()[:2]
+
+    async def announce() -> None:
+        await server.serving.wait()
+        await app.state.gateway.coordinators.attached()
+        if options.ready_fd is not None:
+            os.write(options.ready_fd, json.dumps({"http": f"{host}:{port}"}).encode() + b"\n")
+            os.close(options.ready_fd)
+
+    async with asyncio.TaskGroup() as tasks:
+        announcing = tasks.create_task(announce())
+        await server.serve(sockets=[listener])
+        announcing.cancel()
+
+
+def main() -> int:
+    """Exit status 1 when it cannot listen, 2 for what is wrong with its options."""
+    options = parse()
+    logs.configure(options.log_format, options.log_level)
+    tracing.configure("omni-gateway")
+    host, _, port = options.listen.rpartition(":")
+    try:
+        settings_of(options)
+        listener = socket.create_server((host, int(port)), backlog=1024)
+    except ValueError as error:
+        print(f"omni-gateway: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(f"omni-gateway: cannot serve on {options.listen}: {error}", file=sys.stderr)
+        return 1
+    uvloop.run(serve(options, listener))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

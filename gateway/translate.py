@@ -1,0 +1,248 @@
+"""Request bodies -> `omni.v1.GenerateRequest`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from google.protobuf import json_format
+
+from gateway.errors import bad_request, nearest
+from gateway.media import inline, remote
+from gateway.schemas import ChatRequest, ImagePart, ImageRequest, Message, StageOverride, TextPart
+from omni.rpc.errors import Reason
+from omni.v1 import config_pb2, content_pb2, generate_pb2
+
+MODALITIES = {
+    "text": content_pb2.MODALITY_TEXT,
+    "audio": content_pb2.MODALITY_AUDIO,
+    "image": content_pb2.MODALITY_IMAGE,
+}
+FORMATS = {
+    name.removeprefix("MEDIA_FORMAT_").lower(): number
+    for name, number in config_pb2.MediaFormat.items()
+    if number != config_pb2.MEDIA_FORMAT_UNSPECIFIED
+}
+_ROLES = {
+    "system": content_pb2.CHAT_ROLE_SYSTEM,
+    "developer": content_pb2.CHAT_ROLE_SYSTEM,
+    "user": content_pb2.CHAT_ROLE_USER,
+    "assistant": content_pb2.CHAT_ROLE_ASSISTANT,
+    "tool": content_pb2.CHAT_ROLE_TOOL,
+}
+_SAMPLING = frozenset(config_pb2.SamplingParams.DESCRIPTOR.fields_by_name)
+_SAME_IN_CHAT = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "seed",
+    "stop",
+    "stop_token_ids",
+    "min_tokens",
+    "ignore_eos",
+)
+_DIFFUSION = {
+    "width": "width",
+    "height": "height",
+    "num_inference_steps": "steps",
+    "guidance_scale": "guidance_scale",
+    "negative_prompt": "negative_prompt",
+    "n": "outputs",
+    "frames": "frames",
+}
+
+
+async def chat(body: ChatRequest, model: generate_pb2.Model, *, urls: bool) -> generate_pb2.GenerateRequest:
+    """The request that a chat completion asks for; `urls` says whether media URLs are fetched.
+
+    Raises:
+        OmniError: with the field of the body that is wrong.
+    """
+    wanted = [MODALITIES[name] for name in body.modalities or ()]
+    request = generate_pb2.GenerateRequest(model=body.model, outputs=wanted)
+    made = wanted or list(model.default_outputs)
+    for index, modality in enumerate(wanted):
+        if modality not in {output.modality for output in model.outputs}:
+            able = ", ".join(sorted({_name(output.modality) for output in model.outputs}))
+            raise bad_request(
+                "modalities",
+                f"[{index}]: model {body.model} does not make {_name(modality)}; it makes {able}",
+                Reason.UNSUPPORTED_MODALITY,
+            )
+    for output in model.outputs:
+        if output.modality not in made:
+            continue
+        params = request.params[output.stage]
+        if output.kind == config_pb2.STAGE_KIND_DIFFUSION:
+            if body.seed is not None:
+                params.diffusion.seed = body.seed
+        elif output.modality == content_pb2.MODALITY_TEXT:
+            _sampling(params.sampling, body)
+        elif output.modality == content_pb2.MODALITY_AUDIO and body.audio is not None and body.audio.format:
+            params.format = FORMATS[body.audio.format]
+    if content_pb2.MODALITY_AUDIO in made:
+        _speech(request, body, model)
+    _overrides(request, body.sampling_params, model)
+    limits = _Limits(model, urls)
+    for at, message in enumerate(body.messages):
+        await _message(request.prompt.conversation.messages.add(), message, f"messages[{at}]", limits)
+    return request
+
+
+def image(body: ImageRequest, model: generate_pb2.Model) -> generate_pb2.GenerateRequest:
+    """The request that an image generation asks for.
+
+    Raises:
+        OmniError: with the field of the body that is wrong.
+    """
+    output = next((each for each in model.outputs if each.modality == content_pb2.MODALITY_IMAGE), None)
+    if output is None:
+        raise bad_request("model", f"model {model.model} does not make pictures", Reason.UNSUPPORTED_MODALITY)
+    request = generate_pb2.GenerateRequest(
+        model=model.model, prompt=content_pb2.Prompt(text=body.prompt), outputs=[content_pb2.MODALITY_IMAGE]
+    )
+    params = request.params[output.stage]
+    if body.size and body.size != "auto":
+        params.diffusion.width, params.diffusion.height = (int(side) for side in body.size.split("x"))
+    for name, value in (
+        ("outputs", body.n),
+        ("seed", body.seed),
+        ("steps", body.num_inference_steps),
+        ("guidance_scale", body.guidance_scale),
+        ("negative_prompt", body.negative_prompt),
+    ):
+        if value is not None:
+            setattr(params.diffusion, name, value)
+    if body.output_format:
+        params.format = FORMATS[body.output_format]
+    _overrides(request, body.sampling_params, model)
+    return request
+
+
+class _Limits:
+    """What a request's media may still be."""
+
+    def __init__(self, model: generate_pb2.Model, urls: bool) -> None:
+        self.bytes = model.limits.bytes
+        self.parts = model.limits.parts
+        self.urls = urls
+        self.model = model
+
+    def admit(self, modality: content_pb2.Modality.ValueType, param: str) -> None:
+        """Counts a part.
+
+        Raises:
+            OmniError: when the model does not take its kind, or no more parts.
+        """
+        if modality not in self.model.inputs:
+            able = ", ".join(_name(each) for each in self.model.inputs)
+            raise bad_request(
+                param,
+                f"model {self.model.model} does not take {_name(modality)}; it takes {able}",
+                Reason.UNSUPPORTED_MODALITY,
+            )
+        if self.parts == 0:
+            text = f"at most {self.model.limits.parts} pictures and recordings are taken"
+            raise bad_request(param, text, Reason.MEDIA_TOO_LARGE)
+        self.parts -= 1
+
+
+def _sampling(params: config_pb2.SamplingParams, body: ChatRequest) -> None:
+    for name in _SAME_IN_CHAT:
+        _set(params, name, getattr(body, name))
+    _set(params, "max_tokens", body.max_completion_tokens or body.max_tokens)
+    if body.logprobs:
+        params.logprobs = body.top_logprobs or 0
+
+
+def _speech(request: generate_pb2.GenerateRequest, body: ChatRequest, model: generate_pb2.Model) -> None:
+    """Voice and seed concern every stage on the way to the sound: each takes what it knows."""
+    if body.audio is None and body.seed is None:
+        return
+    text_stages = {output.stage for output in model.outputs if output.modality == content_pb2.MODALITY_TEXT}
+    for stage in model.stages:
+        if stage in text_stages:
+            continue
+        if body.seed is not None:
+            request.params[stage].sampling.seed = body.seed
+        if body.audio is not None and body.audio.voice:
+            request.params[stage].voice = body.audio.voice
+
+
+def _overrides(
+    request: generate_pb2.GenerateRequest, overrides: Mapping[str, StageOverride] | None, model: generate_pb2.Model
+) -> None:
+    kinds = {output.stage: output.kind for output in model.outputs}
+    for stage, override in (overrides or {}).items():
+        if stage not in model.stages:
+            text = f"model {model.model} has no stage {stage!r}{nearest(stage, model.stages)}"
+            raise bad_request(f"sampling_params.{stage}", f"{text}; it has {', '.join(model.stages)}")
+        params = request.params[stage]
+        diffusion = kinds.get(stage) == config_pb2.STAGE_KIND_DIFFUSION
+        for name, value in override.model_dump(exclude_none=True).items():
+            if name == "extra":
+                _extra(params, value, f"sampling_params.{stage}.extra")
+            elif name == "format":
+                params.format = FORMATS[value]
+            elif name == "voice":
+                params.voice = value
+            elif name in _DIFFUSION:
+                setattr(params.diffusion, _DIFFUSION[name], value)
+            elif name == "seed" and diffusion:
+                params.diffusion.seed = value
+            else:
+                _set(params.sampling, name, value)
+
+
+def _extra(params: config_pb2.StageParams, values: dict[str, Any], param: str) -> None:
+    try:
+        json_format.ParseDict(values, params.extra)
+    except (json_format.ParseError, RecursionError) as error:
+        raise bad_request(param, f"cannot be read: {error}") from None
+
+
+def _set(params: config_pb2.SamplingParams, name: str, value: Any) -> None:
+    if value is None or name not in _SAMPLING:
+        return
+    if isinstance(value, list):
+        del getattr(params, name)[:]
+        getattr(params, name).extend(value)
+    else:
+        setattr(params, name, value)
+
+
+async def _message(into: content_pb2.ChatMessage, message: Message, param: str, limits: _Limits) -> None:
+    into.role = _ROLES[message.role]
+    if isinstance(message.content, str):
+        into.content.add(text=message.content)
+        return
+    for index, part in enumerate(message.content or ()):
+        at = f"{param}.content[{index}]"
+        if isinstance(part, TextPart):
+            into.content.add(text=part.text)
+        elif isinstance(part, ImagePart):
+            limits.admit(content_pb2.MODALITY_IMAGE, at)
+            into.content.add().media.CopyFrom(await _picture(part.image_url.url, f"{at}.image_url.url", limits))
+        else:
+            limits.admit(content_pb2.MODALITY_AUDIO, at)
+            data = inline.decode_base64(part.input_audio.data, f"{at}.input_audio.data", limits.bytes)
+            media = content_pb2.Media(
+                modality=content_pb2.MODALITY_AUDIO, mime_type=f"audio/{part.input_audio.format}", data=data
+            )
+            into.content.add().media.CopyFrom(media)
+
+
+async def _picture(url: str, param: str, limits: _Limits) -> content_pb2.Media:
+    if inline.is_data_url(url):
+        return inline.decode_data_url(url, param, limits.bytes, content_pb2.MODALITY_IMAGE)
+    if not limits.urls:
+        raise bad_request(param, "must be a data URL: this server does not fetch URLs", Reason.MEDIA_INVALID)
+    return await remote.fetch(url, param, limits.bytes, content_pb2.MODALITY_IMAGE)
+
+
+def _name(modality: content_pb2.Modality.ValueType) -> str:
+    return content_pb2.Modality.Name(modality).removeprefix("MODALITY_").lower()
