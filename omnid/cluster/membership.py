@@ -131,6 +131,11 @@ class Cluster:
             if key[0] == model
         )
 
+    def serves(self, replica: str) -> bool:
+        """Whether the replica of that name is here and healthy."""
+        member = self._by_name.get(replica)
+        return member is not None and member.healthy(self._clock())
+
     def missing_replicas(self) -> str:
         """What `wait_ready` waits for, for people; "" when nothing is missing."""
         return "; ".join(filter(None, (self._missing_stage(key) for key in self._specs)))

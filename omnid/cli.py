@@ -1,0 +1,280 @@
+"""``omnid``: starts clusters and coordinators, asks them, and shows how they do."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import sys
+from collections.abc import Coroutine, Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
+config_app = typer.Typer(no_args_is_help=True, help="Looks at deployments without starting them.")
+app.add_typer(config_app, name="config")
+
+Deploy = Annotated[str, typer.Argument(help="name of a shipped deployment, or path of a YAML file")]
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", "-s", metavar="PATH=VALUE", help="overrides one value, models.NAME.stages.STAGE.KEY=VALUE"),
+]
+Target = Annotated[str, typer.Option("--target", "-t", metavar="HOST:PORT", help="the coordinator")]
+LogFormat = Annotated[str, typer.Option(help="console or json")]
+LogLevel = Annotated[str, typer.Option(help="least level that is shown")]
+DEFAULT_TARGET = "127.0.0.1:7070"
+BAD_CONFIGURATION = 2
+
+
+@contextlib.contextmanager
+def _plain_errors() -> Iterator[None]:
+    """Errors that a person can mend, without a traceback."""
+    from omni.rpc.errors import OmniError
+    from omnid.config import ConfigError
+    from omnid.launcher.failure import ProcessFailedError
+
+    try:
+        yield
+    except ConfigError as error:
+        typer.echo(f"omnid: {error}", err=True)
+        raise typer.Exit(BAD_CONFIGURATION) from None
+    except (OmniError, ProcessFailedError, OSError, TimeoutError) as error:
+        typer.echo(f"omnid: {error}", err=True)
+        raise typer.Exit(1) from None
+
+
+def _run(work: Coroutine[Any, Any, None]) -> None:
+    import uvloop
+
+    uvloop.run(work)
+
+
+def _configure_logs(log_format: str, level: str) -> None:
+    from omni.rpc import logs, tracing
+
+    if log_format not in ("console", "json"):
+        raise typer.BadParameter(f"must be console or json, is {log_format!r}", param_hint="--log-format")
+    logs.configure("json" if log_format == "json" else "console", level)
+    tracing.configure("omnid")
+
+
+async def _until_stopped() -> None:
+    stopped = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopped.set)
+    await stopped.wait()
+
+
+@app.command()
+def up(
+    deploy: Deploy,
+    overrides: Set = None,
+    grpc: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="instead of listen.grpc")] = None,
+    http: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="instead of listen.http")] = None,
+    ready_timeout: Annotated[float, typer.Option(help="seconds until every replica must serve")] = 600.0,
+    ready_fd: Annotated[int | None, typer.Option(help="writes the bound addresses there as JSON when ready")] = None,
+    log_format: LogFormat = "console",
+    log_level: LogLevel = "INFO",
+) -> None:
+    """Starts a whole cluster on this host, gateway included, and keeps it alive."""
+    from omnid.config import load_deploy, resolve
+    from omnid.launcher.local import local_cluster
+
+    _configure_logs(log_format, log_level)
+    with _plain_errors():
+        config = load_deploy(deploy)
+        pipelines = resolve(config, overrides or ())
+
+        async def serve() -> None:
+            stopped = asyncio.ensure_future(_until_stopped())
+            async with local_cluster(
+                pipelines,
+                grpc=grpc or config.listen.grpc,
+                http=http or config.listen.http,
+                metrics=config.listen.metrics,
+            ) as cluster:
+                for command in cluster.waits_for:
+                    typer.echo(f"waiting for another host to run: {command}", err=True)
+                ready = asyncio.ensure_future(cluster.ready(ready_timeout))
+                await asyncio.wait((stopped, ready), return_when=asyncio.FIRST_COMPLETED)
+                if stopped.done():
+                    ready.cancel()
+                    return
+                await ready
+                _announce(ready_fd, {"grpc": cluster.grpc, "http": cluster.http, "metrics": cluster.metrics})
+                typer.echo(f"ready: gRPC {cluster.grpc}" + (f", HTTP {cluster.http}" if cluster.http else ""), err=True)
+                await stopped
+
+        _run(serve())
+
+
+@app.command()
+def serve(
+    deploy: Deploy,
+    overrides: Set = None,
+    grpc: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="instead of listen.grpc")] = None,
+    ready_fd: Annotated[int | None, typer.Option(help="writes the bound addresses there as JSON")] = None,
+    log_format: LogFormat = "console",
+    log_level: LogLevel = "INFO",
+) -> None:
+    """Starts a coordinator alone; stage servers and gateways join it from wherever they run."""
+    from omnid.config import load_deploy, resolve
+    from omnid.daemon import Daemon
+
+    _configure_logs(log_format, log_level)
+    with _plain_errors():
+        config = load_deploy(deploy)
+        pipelines = resolve(config, overrides or ())
+
+        async def run() -> None:
+            daemon = Daemon(pipelines, listen=grpc or config.listen.grpc, metrics_listen=config.listen.metrics)
+            bound = await daemon.start()
+            try:
+                _announce(ready_fd, {"grpc": bound.grpc, "metrics": bound.metrics})
+                await _until_stopped()
+            finally:
+                await daemon.stop()
+
+        _run(run())
+
+
+@app.command()
+def generate(
+    model: Annotated[str, typer.Argument(help="name of a served model")],
+    prompt: Annotated[str, typer.Argument(help="question or description")],
+    target: Target = DEFAULT_TARGET,
+    output: Annotated[list[str] | None, typer.Option("--output", "-o", help="text, audio, image; repeatable")] = None,
+    save: Annotated[Path, typer.Option(help="folder for sound and pictures")] = Path("out"),
+) -> None:
+    """Asks a running cluster; text is printed as it comes, files are saved."""
+    from omnid.client.asynchronous import AsyncOmni
+    from omnid.client.types import Generation
+
+    async def ask() -> None:
+        made = Generation()
+        async with AsyncOmni(target) as client:
+            async for each in client.stream(model, prompt, outputs=output or (), generation=made):
+                typer.echo(each.text, nl=False)
+        typer.echo()
+        for index, artifact in enumerate(made.artifacts):
+            save.mkdir(parents=True, exist_ok=True)
+            kind = artifact.mime_type.partition("/")[2].partition(";")[0] or "bin"
+            path = save / f"{made.request_id}-{index}.{kind}"
+            path.write_bytes(artifact.data)
+            typer.echo(f"{artifact.modality}: {path}")
+
+    with _plain_errors():
+        _run(ask())
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option(help="folder for the answers")] = Path("out"),
+    deploy: Annotated[str, typer.Option(help="a deployment that serves tiny-omni and tiny-image")] = "demo",
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="shows what the processes say")] = False,
+) -> None:
+    """Starts a cluster, asks a question and for a picture, shows how long it took, and stops it."""
+    from omnid.demo import run
+
+    _configure_logs("console", "INFO" if verbose else "WARNING")
+    with _plain_errors():
+        _run(run(deploy, out, verbose=verbose))
+
+
+@app.command()
+def ps(target: Target = DEFAULT_TARGET) -> None:
+    """Shows stages, replicas, their health and load."""
+    import grpc
+    from rich.console import Console
+    from rich.table import Table
+
+    from omni.rpc.channel import make_channel
+    from omni.rpc.errors import OmniError
+    from omni.v1 import cluster_pb2, cluster_pb2_grpc, stage_pb2
+
+    async def show() -> None:
+        async with make_channel(target) as channel:
+            stub = cluster_pb2_grpc.ClusterServiceStub(channel)
+            try:
+                listed = await stub.ListReplicas(cluster_pb2.ListReplicasRequest(), timeout=5)
+            except grpc.aio.AioRpcError as error:
+                raise OmniError.from_rpc_error(error) from None
+        table = Table()
+        for column in ("replica", "state", "running", "waiting", "runs", "steps", "arena", "leases", "address", "pid"):
+            table.add_column(column)
+        for each in listed.replicas:
+            state = stage_pb2.ReplicaState.Name(each.load.state).removeprefix("REPLICA_STATE_").lower()
+            arena = f"{each.load.arena.used_bytes >> 10}/{each.load.arena.capacity_bytes >> 10} KiB"
+            table.add_row(
+                f"{each.model}/{each.stage}/{each.index}",
+                (state if each.HasField("address") else "absent")
+                + (f": {each.load.detail}" if each.load.detail else ""),
+                str(each.load.running),
+                str(each.load.waiting),
+                str(each.runs),
+                str(each.load.steps),
+                arena,
+                str(each.load.arena.leases),
+                each.address.target,
+                str(each.pid or ""),
+            )
+        Console(width=None if sys.stdout.isatty() else 160).print(table)
+
+    with _plain_errors():
+        _run(show())
+
+
+@app.command()
+def pipelines() -> None:
+    """Lists the pipelines and deployments that are shipped."""
+    from omnid.config import load_pipeline, shipped_deploys, shipped_pipelines
+
+    for name in shipped_pipelines():
+        pipeline = load_pipeline(name)
+        typer.echo(f"pipeline {name}: {' -> '.join(pipeline.stages)}")
+    for name in shipped_deploys():
+        typer.echo(f"deploy {name}")
+
+
+@config_app.command("resolve")
+def resolve_command(deploy: Deploy, overrides: Set = None) -> None:
+    """Prints a deployment as the processes will see it, JSON."""
+    from google.protobuf import json_format
+
+    from omnid.config import load_deploy, resolve
+
+    with _plain_errors():
+        for pipeline in resolve(load_deploy(deploy), overrides or ()):
+            typer.echo(json_format.MessageToJson(pipeline, preserving_proto_field_name=True))
+
+
+@config_app.command("validate")
+def validate_command(deploy: Deploy, overrides: Set = None) -> None:
+    """Checks a deployment; exit status 2 with what is wrong, and where."""
+    from omnid.config import load_deploy, resolve
+
+    with _plain_errors():
+        resolved = resolve(load_deploy(deploy), overrides or ())
+        typer.echo(f"{deploy}: {len(resolved)} model(s), {sum(len(each.stages) for each in resolved)} stages, good")
+
+
+def _announce(descriptor: int | None, addresses: dict[str, str]) -> None:
+    """One JSON line for whoever started this process."""
+    import json
+    import os
+
+    if descriptor is not None:
+        os.write(descriptor, json.dumps(addresses).encode() + b"\n")
+        os.close(descriptor)
+
+
+def main() -> None:
+    """Console script."""
+    app()
+
+
+if __name__ == "__main__":
+    main()

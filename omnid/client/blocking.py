@@ -1,0 +1,143 @@
+"""The client for scripts: a private cluster, and calls that block."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+import threading
+from collections.abc import Coroutine, Iterable, Sequence
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import uvloop
+
+from omni.v1 import content_pb2
+from omnid.client.asynchronous import AsyncOmni
+from omnid.client.types import Generation, Params
+from omnid.config import load_deploy, resolve
+from omnid.launcher.local import local_cluster
+
+T = TypeVar("T")
+Prompt = str | Sequence[content_pb2.ChatMessage]
+
+
+class Omni:
+    """Starts the cluster of a deployment on this host, without a gateway, and stops it when it is closed.
+
+    >>> with Omni("demo") as omni:
+    ...     answer = omni.generate("tiny-omni", "What is two plus three?", outputs=["text", "audio"])
+
+    Args:
+        deploy: name of a shipped deployment, or path of a file.
+        overrides: as on the command line, "models.tiny-omni.stages.thinker.max_running=4".
+        ready_seconds: how long it may take until every stage serves.
+
+    Raises:
+        ConfigError, ProcessFailedError, OmniError: when it cannot be started.
+    """
+
+    def __init__(self, deploy: str, *, overrides: Sequence[str] = (), ready_seconds: float = 300.0) -> None:
+        self._pipelines = resolve(load_deploy(deploy), overrides)
+        self._ready_seconds = ready_seconds
+        self._loop = uvloop.new_event_loop()
+        self._client: AsyncOmni | None = None
+        self._close = asyncio.Event()
+        self._up = threading.Event()
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._serve, name="omni", daemon=True)
+        self._thread.start()
+        self._up.wait()
+        if self._failure is not None:
+            self._thread.join()
+            raise self._failure
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def generate(
+        self,
+        model: str,
+        prompts: Prompt | list[Prompt],
+        *,
+        outputs: Sequence[str] = (),
+        params: Params | None = None,
+        progress: bool = True,
+    ) -> Generation | list[Generation]:
+        """The answer to one prompt, or to a list of prompts at once, in their order.
+
+        Raises:
+            OmniError: the first failure; the other requests are then cancelled.
+        """
+        if self._client is None:
+            raise RuntimeError("the cluster is closed")
+        many = isinstance(prompts, list)
+        asked: list[Prompt] = prompts if isinstance(prompts, list) else [prompts]
+        answers = self._run(self._all(self._client, model, asked, outputs, params, progress and sys.stderr.isatty()))
+        return answers if many else answers[0]
+
+    def close(self) -> None:
+        """Stops the cluster; returns when its processes have ended."""
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._close.set)
+            self._thread.join()
+
+    async def _all(
+        self,
+        client: AsyncOmni,
+        model: str,
+        prompts: Iterable[Prompt],
+        outputs: Sequence[str],
+        params: Params | None,
+        progress: bool,
+    ) -> list[Generation]:
+        from rich.console import Console
+        from rich.progress import Progress
+
+        with contextlib.ExitStack() as stack:
+            bar = stack.enter_context(Progress(console=Console(stderr=True), disable=not progress))
+            asked = list(prompts)
+            row = bar.add_task(model, total=len(asked))
+
+            async def one(prompt: Prompt) -> Generation:
+                answer = await client.generate(model, prompt, outputs=outputs, params=params)
+                bar.advance(row)
+                return answer
+
+            try:
+                async with asyncio.TaskGroup() as tasks:
+                    running = [tasks.create_task(one(prompt)) for prompt in asked]
+            except BaseExceptionGroup as group:
+                raise group.exceptions[0] from None
+            return [task.result() for task in running]
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    def _serve(self) -> None:
+        """The thread's life: cluster up, calls of other threads, cluster down."""
+
+        async def serve() -> None:
+            async with (
+                local_cluster(self._pipelines, grpc="127.0.0.1:0", http=None) as cluster,
+                AsyncOmni(cluster.grpc) as client,
+            ):
+                await cluster.ready(self._ready_seconds)
+                self._client = client
+                self._up.set()
+                await self._close.wait()
+                self._client = None
+
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_until_complete(serve())
+        except BaseException as error:
+            self._failure = error
+        finally:
+            self._up.set()
+            self._loop.close()

@@ -1,0 +1,193 @@
+"""Keeps the processes of a plan alive: starts them, hears how they end, starts them again."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from omni.rpc import logs
+from omnid.launcher.failure import ProcessFailedError
+from omnid.launcher.plan import ClusterPlan, ProcessPlan
+from omnid.launcher.spawner import Child, NurseryLostError, Spawner
+
+STOP_SECONDS = 8.0
+"""From SIGTERM to SIGKILL of what is still there."""
+_NURSERY_SECONDS = 1.0
+_FIRST_BACKOFF, _LONGEST_BACKOFF = 0.5, 30.0
+_STEADY_SECONDS = 60.0
+"""A process that lived so long starts again without a longer pause."""
+_LAST_LINES = 12
+
+_log = logs.get(__name__)
+
+
+@dataclass(slots=True)
+class _Kept:
+    plan: ProcessPlan
+    child: Child | None = None
+    last_lines: deque[str] = field(default_factory=lambda: deque(maxlen=_LAST_LINES))
+    was_ready: bool = False
+    starts: int = 0
+
+
+class Launcher:
+    """Owns the processes of one host.
+
+    Args:
+        plan: the stage servers.
+        ready: whether the process of that name is serving, as far as anybody knows.
+        echo: takes each line that a process prints.
+    """
+
+    def __init__(
+        self, plan: ClusterPlan, ready: Callable[[str], bool], echo: Callable[[str], None] | None = None
+    ) -> None:
+        self._plan = plan
+        self._is_ready = ready
+        self._echo = echo or (lambda line: print(line, file=sys.stderr, flush=True))
+        self._kept: dict[str, _Kept] = {}
+        self._spawner = Spawner(plan.preload, plan.env)
+        self._stopping = False
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """Process ids by name, of those that run."""
+        return {name: kept.child.pid for name, kept in self._kept.items() if kept.child is not None}
+
+    async def run(self, gateway: ProcessPlan | None, gateway_ready: Callable[[str], None]) -> None:
+        """Keeps everything alive until it is cancelled, then stops it within `STOP_SECONDS`.
+
+        Args:
+            gateway: the gateway's process, if there is to be one.
+            gateway_ready: takes the address of the gateway each time that it serves.
+
+        Raises:
+            ExceptionGroup: with a ProcessFailedError, when a process ends that was never ready.
+        """
+        self._spawner.start()
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for plan in self._plan.here:
+                    tasks.create_task(self._keep(plan, None), name=plan.name)
+                if gateway is not None:
+                    tasks.create_task(self._keep(gateway, gateway_ready), name=gateway.name)
+        finally:
+            self._stopping = True
+            await asyncio.shield(self._stop())
+
+    async def _keep(self, plan: ProcessPlan, ready: Callable[[str], None] | None) -> None:
+        kept = self._kept[plan.name] = _Kept(plan)
+        backoff = _FIRST_BACKOFF
+        while True:
+            began = time.monotonic()
+            try:
+                status = await self._live(kept, ready)
+            except NurseryLostError:
+                status = -int(signal.SIGKILL)
+                self._renew()
+            kept.was_ready = kept.was_ready or self._is_ready(plan.name)
+            words = "\n".join(f"  {line}" for line in kept.last_lines) or "  (it said nothing)"
+            if not kept.was_ready:
+                raise ProcessFailedError(
+                    f"{plan.name} ended ({_how(status)}) before it was ready; its last words:\n{words}"
+                )
+            if time.monotonic() - began > _STEADY_SECONDS:
+                backoff = _FIRST_BACKOFF
+            _log.warning("process ended", name=plan.name, how=_how(status), starts_again_in=backoff)
+            await asyncio.sleep(backoff)
+            backoff = min(2 * backoff, _LONGEST_BACKOFF)
+
+    async def _live(self, kept: _Kept, ready: Callable[[str], None] | None) -> int:
+        """One life of a process; its exit status."""
+        kept.starts += 1
+        kept.last_lines.clear()
+        output, output_end = os.pipe()
+        address, address_end = os.pipe() if ready is not None else (-1, -1)
+        try:
+            kept.child = await self._spawner.spawn(kept.plan, output_end, None if ready is None else address_end)
+        except BaseException:
+            for descriptor in (output, address):
+                _close(descriptor)
+            raise
+        finally:
+            for descriptor in (output_end, address_end):
+                _close(descriptor)
+        child = kept.child
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                reading = tasks.create_task(self._read_lines(output, lambda line: self._heard(kept, line)))
+                if ready is not None:
+                    tasks.create_task(self._read_lines(address, lambda line: self._serves(kept, line, ready)))
+                status = await asyncio.shield(child.ended)
+                # What it started may hold the pipe open; what it said itself is there at once.
+                await asyncio.wait([reading], timeout=0.5)
+                reading.cancel()
+                return status
+        finally:
+            kept.child = None if child.ended.done() else child
+
+    def _heard(self, kept: _Kept, line: str) -> None:
+        kept.last_lines.append(line)
+        kept.was_ready = kept.was_ready or self._is_ready(kept.plan.name)
+        self._echo(line)
+
+    def _serves(self, kept: _Kept, line: str, ready: Callable[[str], None]) -> None:
+        kept.was_ready = True
+        ready(json.loads(line)["http"])
+
+    async def _read_lines(self, descriptor: int, take: Callable[[str], None]) -> None:
+        reader = asyncio.StreamReader(limit=1 << 20)
+        pipe = os.fdopen(descriptor, "rb", buffering=0)
+        transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(reader), pipe
+        )
+        try:
+            with contextlib.suppress(ValueError):  # A line without an end: nobody wants to read that.
+                while line := await reader.readline():
+                    take(line.decode(errors="replace").rstrip("\n"))
+        finally:
+            transport.close()
+
+    def _renew(self) -> None:
+        """The nursery was killed, and with it its children: a new one takes its place."""
+        if self._spawner.lost.is_set() and not self._stopping:
+            self._spawner = Spawner(self._plan.preload, self._plan.env)
+            self._spawner.start()
+
+    async def _stop(self) -> None:
+        """SIGTERM to all, gateways and stages alike; SIGKILL to whatever is left when the bound has passed."""
+        children = [kept.child for kept in self._kept.values() if kept.child is not None]
+        with contextlib.suppress(NurseryLostError):
+            for child in children:
+                await child.signal(signal.SIGTERM)
+        if children:
+            await asyncio.wait([child.ended for child in children], timeout=STOP_SECONDS)
+        await self._spawner.stop(_NURSERY_SECONDS)
+
+
+def _how(status: int) -> str:
+    return f"killed by {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
+
+
+def _close(descriptor: int) -> None:
+    if descriptor >= 0:
+        os.close(descriptor)
+
+
+def last_words(error: BaseExceptionGroup[BaseException]) -> Sequence[str]:
+    """What the processes said that ended before they were ready."""
+    found: list[str] = []
+    for each in error.exceptions:
+        if isinstance(each, BaseExceptionGroup):
+            found.extend(last_words(each))
+        elif isinstance(each, ProcessFailedError):
+            found.append(str(each))
+    return found

@@ -1,0 +1,96 @@
+"""From resolved pipelines to the processes of this host. Pure: nothing is started here."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from omni.v1 import config_pb2
+
+STAGE_SERVER = "stage_server.server:main"
+GATEWAY = "gateway.server:main"
+
+_HERE = frozenset({"", "localhost", "127.0.0.1", "::1"})
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessPlan:
+    """One process to keep alive."""
+
+    name: str
+    """Of the replica, "tiny-omni/thinker/0", or "gateway"."""
+    target: str
+    """What it runs, "module:function"."""
+    arguments: tuple[str, ...]
+    env: Mapping[str, str] = field(default_factory=dict)
+    """Laid over the launcher's own environment."""
+    copied: bool = False
+    """May start as a copy of the nursery: its environment holds nothing that libraries read when they are loaded."""
+
+
+@dataclass(frozen=True, slots=True)
+class Elsewhere:
+    """A replica that this launcher does not start, because it belongs on another host."""
+
+    name: str
+    host: str
+    command: str
+    """What to run there."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterPlan:
+    here: tuple[ProcessPlan, ...]
+    elsewhere: tuple[Elsewhere, ...]
+    preload: tuple[str, ...]
+    """Modules that several processes are going to import."""
+    env: Mapping[str, str]
+    """Environment of the nursery itself."""
+
+
+def plan_stages(pipelines: Sequence[config_pb2.ResolvedPipeline], coordinator: str, host: str = "") -> ClusterPlan:
+    """Every replica of the pipelines, for the launcher on `host` (empty: this machine's own name).
+
+    `coordinator` is the gRPC target that the stage servers join.
+    """
+    host = host or socket.gethostname()
+    here: list[ProcessPlan] = []
+    elsewhere: list[Elsewhere] = []
+    for pipeline in pipelines:
+        for placement in pipeline.placements:
+            for index in range(placement.replicas):
+                arguments = (
+                    *("--coordinator", coordinator),
+                    *("--model", pipeline.model, "--stage", placement.stage, "--index", str(index)),
+                )
+                name = f"{pipeline.model}/{placement.stage}/{index}"
+                where = placement.hosts[index] if index < len(placement.hosts) else ""
+                if where in _HERE or where == host:
+                    own = dict(placement.env)
+                    env = _device_env(placement.devices[index]) | own
+                    copied = not own and env == _device_env("cpu")
+                    here.append(ProcessPlan(name, STAGE_SERVER, arguments, env, copied))
+                else:
+                    elsewhere.append(Elsewhere(name, where, " ".join(("stage-server", *arguments))))
+    copies = any(plan.copied for plan in here)
+    return ClusterPlan(
+        here=tuple(here),
+        elsewhere=tuple(elsewhere),
+        preload=_preload(pipelines) if copies else (),
+        env=_device_env("cpu") if copies else {},
+    )
+
+
+def _device_env(device: str) -> dict[str, str]:
+    """The environment in which a process sees its devices and no others."""
+    kind, _, numbers = device.partition(":")
+    if kind == "cuda":
+        return {"CUDA_VISIBLE_DEVICES": numbers}
+    # More than one thread a process on few cores costs factors, not percents; it must be set before torch is loaded.
+    return {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+
+
+def _preload(pipelines: Sequence[config_pb2.ResolvedPipeline]) -> tuple[str, ...]:
+    families = {spec.family: None for pipeline in pipelines for spec in pipeline.stages}
+    return ("stage_server.server", *(f"stage_server.models.{family}" for family in families))
