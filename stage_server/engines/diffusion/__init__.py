@@ -1,0 +1,1 @@
+"""The diffusion engine: denoising one step at a time, many requests in turn."""

@@ -1,0 +1,22 @@
+"""What a run's client is told of a failure inside an engine."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import structlog
+
+from omni.rpc.errors import OmniError, Reason
+
+if TYPE_CHECKING:
+    from stage_server.engines.base import Run
+
+log = structlog.get_logger(__name__)
+
+
+def as_error(error: Exception, what: str, run: Run) -> OmniError:
+    """The error as a client sees it; the cause of one that is not its own goes to the log only."""
+    if isinstance(error, OmniError):
+        return error.located(request_id=run.request_id)
+    log.error(what, request_id=run.request_id, exc_info=error)
+    return OmniError(Reason.STAGE_FAILED, f"{what}: {type(error).__name__}", request_id=run.request_id)

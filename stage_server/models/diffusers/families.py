@@ -1,0 +1,61 @@
+"""Which pipelines of diffusers run step by step here, and how each of them is guided."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+from omni.rpc.errors import FieldViolation, OmniError, Reason
+
+
+class Guidance(Enum):
+    """How a family's own pipeline reads `guidance_scale`."""
+
+    ADDED = "prediction + scale * (prediction - negative); 0 switches it off"
+    BLENDED = "negative + scale * (prediction - negative); 1 switches it off"
+    BLENDED_WITH_NEGATIVE = "as BLENDED, and only where a negative prompt is given"
+    EMBEDDED = "the transformer itself takes the scale"
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One pipeline class."""
+
+    blocks: str
+    """Its modular form in diffusers."""
+    guidance: Guidance
+    steps: int
+    guidance_scale: float
+    negative_prompt: bool
+    tokens: int
+    """Longest prompt, in tokens of its tokenizer."""
+
+
+FAMILIES = {
+    "ZImagePipeline": Family("ZImageAutoBlocks", Guidance.ADDED, 50, 5.0, True, 512),
+    "QwenImagePipeline": Family("QwenImageAutoBlocks", Guidance.BLENDED_WITH_NEGATIVE, 50, 4.0, True, 1024),
+    "FluxPipeline": Family("FluxAutoBlocks", Guidance.EMBEDDED, 28, 3.5, False, 512),
+}
+
+
+def family_of(folder: Path) -> Family:
+    """The family of a pipeline folder.
+
+    Raises:
+        OmniError: BAD_REQUEST, when it is none, or of a class that does not run step by step here.
+    """
+    try:
+        name = json.loads((folder / "model_index.json").read_text(encoding="utf-8"))["_class_name"]
+    except (OSError, ValueError, KeyError) as error:
+        raise _refused(f"{folder} is no diffusers pipeline: model_index.json: {error}") from error
+    if name not in FAMILIES:
+        raise _refused(f"{folder} holds a {name}; those that run step by step here: {', '.join(FAMILIES)}")
+    return FAMILIES[name]
+
+
+def _refused(description: str) -> OmniError:
+    return OmniError(
+        Reason.BAD_REQUEST, f"checkpoint: {description}", fields=[FieldViolation("checkpoint", description)]
+    )
