@@ -18,12 +18,12 @@ import torch
 from transformers.models.qwen3_omni_moe import modeling_qwen3_omni_moe as reference
 
 from omni.rpc.errors import OmniError, Reason
+from stage_server.engines.ar import checkpoint
 from stage_server.engines.generation.decoder import ChunkDecoder
+from stage_server.engines.generation.engine import GenerationEngine, GenerationOptions
 from stage_server.models.qwen3_omni.checkpoint import load_part, read_config
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from numpy.typing import NDArray
 
     from omni.v1 import config_pb2
@@ -52,13 +52,14 @@ class Code2Wav(ChunkDecoder[WaveState]):
     input = "codes"
     sample_rate = SAMPLE_RATE
 
-    def __init__(self, spec: config_pb2.StageSpec, folder: Path) -> None:
+    def __init__(self, spec: config_pb2.StageSpec) -> None:
         self._spec = spec
-        self._folder = folder
-        self.config = read_config(folder).code2wav_config
 
     def load(self) -> None:
-        model = load_part(self._spec, self._folder, "code2wav")
+        folder = checkpoint.folder(self._spec)
+        with checkpoint.readable(self._spec):
+            self.config = read_config(folder).code2wav_config
+            model = load_part(self._spec, folder, "code2wav")
         assert isinstance(model, reference.Qwen3OmniMoeCode2Wav)
         self._model = model
         self._device = model.device
@@ -203,3 +204,13 @@ def _reach(model: reference.Qwen3OmniMoeCode2Wav) -> int:
         else:
             first -= each.padding
     return int(-first)
+
+
+def build(spec: config_pb2.StageSpec) -> GenerationEngine[WaveState]:
+    """The engine of a code2wav stage, not yet started.
+
+    Raises:
+        OmniError: UNKNOWN_PARAMETER or BAD_REQUEST for what is wrong with the spec.
+    """
+    options = GenerationOptions.read(spec)
+    return GenerationEngine(Code2Wav(spec), options, max_running=spec.max_running)
