@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -114,7 +115,7 @@ def feed_text(driver: Driver, run: int, spoken: Spoken, splits: Iterable[int] = 
     """Gives the talker the thinker's rows, cut at `splits`, and the end."""
     total = len(spoken.tensors["embeds"])
     bounds = [0, *splits, total]
-    for start, stop in zip(bounds, bounds[1:], strict=False):
+    for start, stop in itertools.pairwise(bounds):
         tensors: dict[str, Sequence[torch.Tensor]] = {
             name: [spoken.tensors[name][start:stop]] for name in ("embeds", "hidden")
         }

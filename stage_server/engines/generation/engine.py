@@ -42,9 +42,9 @@ SILENCE = np.zeros(0, np.float32)
 class GenerationOptions:
     """Engine arguments of a generation stage (`StageSpec.engine`)."""
 
-    chunk_frames: int = 25
+    chunk_frames: int
     """Frames of one run that a step decodes at most."""
-    batch: int = 16
+    batch: int
     """Runs that share a step at most."""
 
     @classmethod
@@ -56,8 +56,8 @@ class GenerationOptions:
         """
         arguments = Arguments(spec.engine, "engine")
         options = cls(
-            chunk_frames=arguments.integer("chunk_frames", cls.chunk_frames, 1, 4096),
-            batch=arguments.integer("batch", cls.batch, 1, 1024),
+            chunk_frames=arguments.integer("chunk_frames", 25, 1, 4096),
+            batch=arguments.integer("batch", 16, 1, 1024),
         )
         arguments.done()
         return options
