@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
+from importlib.metadata import version
+from typing import Any
 
 from fastapi import FastAPI, HTTPException
 from prometheus_client import CollectorRegistry
+from pydantic.json_schema import models_json_schema
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -15,8 +18,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from gateway import errors
 from gateway.context import Gateway
 from gateway.coordinators import Coordinators
+from gateway.media.fetch import Fetcher
 from gateway.metrics import GatewayMetrics
 from gateway.routes import chat, health, images, models
+from gateway.schemas import ChatRequest, ImageRequest
 from gateway.settings import Settings
 from omni.rpc import context as call_context
 from omni.rpc.errors import OmniError, Reason
@@ -29,11 +34,13 @@ def make_app(settings: Settings) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        async with Coordinators(settings.coordinators, settings.tls, registry) as coordinators:
-            app.state.gateway = Gateway(settings, coordinators, metrics)
+        async with AsyncExitStack() as stack:
+            coordinators = await stack.enter_async_context(Coordinators(settings.coordinators, settings.tls, registry))
+            fetcher = await stack.enter_async_context(Fetcher()) if settings.allow_media_urls else None
+            app.state.gateway = Gateway(settings, coordinators, metrics, fetcher)
             yield
 
-    app = FastAPI(title="omnid", version="0.1.0", lifespan=lifespan, docs_url=None, redoc_url=None)
+    app = FastAPI(title="omnid", version=version("omnid"), lifespan=lifespan, docs_url=None, redoc_url=None)
     for route in (chat, images, models, health):
         app.include_router(route.router)
     app.add_exception_handler(OmniError, errors.on_omni_error)
@@ -42,7 +49,23 @@ def make_app(settings: Settings) -> FastAPI:
     app.add_exception_handler(Exception, errors.on_exception)
 
     app.add_middleware(_Border, settings=settings, metrics=metrics)
+    _describe_bodies(app)
     return app
+
+
+def _describe_bodies(app: FastAPI) -> None:
+    """Adds the schemas of the bodies, which the routes read themselves, to ``/openapi.json``."""
+    made = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        document = made()
+        _, schemas = models_json_schema(
+            [(ChatRequest, "validation"), (ImageRequest, "validation")], ref_template="#/components/schemas/{model}"
+        )
+        document.setdefault("components", {}).setdefault("schemas", {}).update(schemas["$defs"])
+        return document
+
+    app.openapi = openapi  # type: ignore[method-assign]
 
 
 class _Border:

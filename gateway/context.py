@@ -7,12 +7,18 @@ from typing import TypeVar
 
 from fastapi import Request
 from pydantic import BaseModel, ValidationError
+from starlette.requests import ClientDisconnect
 
 from gateway import errors, schemas
 from gateway.coordinators import Coordinators
+from gateway.media.fetch import Fetcher
 from gateway.metrics import GatewayMetrics
 from gateway.settings import Settings
+from gateway.upstream import Call
+from omni.rpc import context as call_context
 from omni.rpc.errors import OmniError, Reason
+from omni.rpc.validation import validate
+from omni.v1 import generate_pb2
 
 Body = TypeVar("Body", bound=BaseModel)
 
@@ -24,6 +30,8 @@ class Gateway:
     settings: Settings
     coordinators: Coordinators
     metrics: GatewayMetrics
+    fetcher: Fetcher | None
+    """Reads media behind URLs; None: they are refused."""
 
 
 def gateway(request: Request) -> Gateway:
@@ -40,16 +48,43 @@ async def read(request: Request, schema: type[Body], limit: int) -> Body:
     """
     announced = request.headers.get("content-length", "")
     too_large = OmniError(Reason.MESSAGE_TOO_LARGE, f"the body is too large; at most {limit} bytes are taken")
-    if announced.isdigit() and int(announced) > limit:
+    if announced.isdecimal() and int(announced) > limit:
         raise too_large
-    body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > limit:
-            raise too_large
+    pieces: list[bytes] = []
+    size = 0
     try:
-        return schema.model_validate_json(bytes(body))
+        async for piece in request.stream():
+            pieces.append(piece)
+            size += len(piece)
+            if size > limit:
+                raise too_large
+    except ClientDisconnect:
+        raise OmniError(Reason.CANCELLED, "the client hung up before its body had come") from None
+    try:
+        return schema.model_validate_json(b"".join(pieces))
     except ValidationError as error:
-        if any(each["type"] == "json_invalid" for each in error.errors(include_input=False, include_url=False)):
-            raise OmniError(Reason.BAD_REQUEST, f"the body is no valid JSON: {error.errors()[0]['msg']}") from None
+        first = error.errors(include_input=False, include_url=False)[0]
+        if first["type"] == "json_invalid":
+            text = first["msg"].removeprefix("Invalid JSON: ")
+            raise OmniError(Reason.BAD_REQUEST, f"the body is no valid JSON: {text}") from None
         raise errors.of_validation(error, lambda at: schemas.fields_at(schema, at)) from None
+
+
+def json_body(schema: type[BaseModel]) -> dict[str, object]:
+    """What ``/openapi.json`` says of a body that `read` reads."""
+    content = {"application/json": {"schema": {"$ref": f"#/components/schemas/{schema.__name__}"}}}
+    return {"requestBody": {"required": True, "content": content}}
+
+
+def send(request: Request, asked: generate_pb2.GenerateRequest) -> Call:
+    """Sends what an HTTP request asks for, under its id and in its trace.
+
+    Raises:
+        OmniError: BAD_REQUEST for what the contract does not allow; UNREACHABLE, MESSAGE_TOO_LARGE.
+    """
+    asked.client_request_id = request.state.request_id
+    traceparent = request.headers.get(call_context.TRACEPARENT_KEY, "")
+    if call_context.valid_traceparent(traceparent):
+        asked.traceparent = traceparent
+    validate(asked)
+    return gateway(request).coordinators.start(asked)

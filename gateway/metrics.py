@@ -6,7 +6,7 @@ import time
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
-from omni.v1 import content_pb2, generate_pb2
+from omni.v1 import content_pb2
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 _RTF = (0.01, 0.05, 0.1, 0.2, 0.5, 0.8, 1, 1.5, 2, 5, 10)
@@ -63,8 +63,8 @@ class Stopwatch:
                 self._played_until = begin + piece.samples / (self._rate or 1)
                 self._samples += piece.samples
 
-    def finished(self, _finished: generate_pb2.RequestFinished) -> None:
-        """The request has ended well."""
+    def finished(self) -> None:
+        """The request has ended well, and its last output was given to the client."""
         total = time.monotonic() - self._begun
         metrics, model = self._metrics, self._model
         metrics.e2el.labels(model).observe(total)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import os
+import signal
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import uvicorn
@@ -57,12 +59,36 @@ def settings_of(options: argparse.Namespace) -> Settings:
     )
 
 
-class _Server(uvicorn.Server):
-    """Says when it serves."""
+class HttpServer(uvicorn.Server):
+    """Says when it serves, and ends well when it is told to stop."""
 
-    def __init__(self, config: uvicorn.Config) -> None:
-        super().__init__(config)
+    def __init__(self, settings: Settings) -> None:
+        self.app = make_app(settings)
+        super().__init__(
+            uvicorn.Config(
+                self.app,
+                http="httptools",
+                ws="none",
+                lifespan="on",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                timeout_graceful_shutdown=_STOP_SECONDS,
+            )
+        )
         self.serving = asyncio.Event()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Uvicorn's own way raises the signal once more at the end, so that the process would seem to be killed."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self.handle_exit, number, None)
+        try:
+            yield
+        finally:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.remove_signal_handler(number)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -71,14 +97,12 @@ class _Server(uvicorn.Server):
 
 async def serve(options: argparse.Namespace, listener: socket.socket) -> None:
     """Serves until it is told to stop."""
-    app = make_app(settings_of(options))
-    config = uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=_STOP_SECONDS, ws="none")
-    server = _Server(config)
+    server = HttpServer(settings_of(options))
     host, port = listener.getsockname()[:2]
 
     async def announce() -> None:
         await server.serving.wait()
-        await app.state.gateway.coordinators.attached()
+        await server.app.state.gateway.coordinators.attached()
         if options.ready_fd is not None:
             os.write(options.ready_fd, json.dumps({"http": f"{host}:{port}"}).encode() + b"\n")
             os.close(options.ready_fd)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from google.protobuf import json_format
-
+from gateway.answers import Wanted
 from gateway.errors import bad_request, nearest
-from gateway.media import inline, remote
+from gateway.media.fetch import Fetcher
+from gateway.media.parts import MediaReader
 from gateway.schemas import ChatRequest, ImagePart, ImageRequest, Message, StageOverride, TextPart
 from omni.rpc.errors import Reason
 from omni.v1 import config_pb2, content_pb2, generate_pb2
@@ -45,6 +45,9 @@ _SAME_IN_CHAT = (
     "min_tokens",
     "ignore_eos",
 )
+# Of `extra`: levels of lists and objects, and the largest integer that a double holds exactly.
+_MAX_DEPTH = 16
+_MAX_EXACT = 2**53
 _DIFFUSION = {
     "width": "width",
     "height": "height",
@@ -56,8 +59,15 @@ _DIFFUSION = {
 }
 
 
-async def chat(body: ChatRequest, model: generate_pb2.Model, *, urls: bool) -> generate_pb2.GenerateRequest:
-    """The request that a chat completion asks for; `urls` says whether media URLs are fetched.
+async def chat(
+    body: ChatRequest, model: generate_pb2.Model, fetcher: Fetcher | None
+) -> tuple[generate_pb2.GenerateRequest, Wanted]:
+    """The request that a chat completion asks for, and what its answer is to hold.
+
+    Args:
+        body: as it came.
+        model: the one that it names.
+        fetcher: reads media behind URLs; None: they are refused.
 
     Raises:
         OmniError: with the field of the body that is wrong.
@@ -86,15 +96,20 @@ async def chat(body: ChatRequest, model: generate_pb2.Model, *, urls: bool) -> g
             params.format = FORMATS[body.audio.format]
     if content_pb2.MODALITY_AUDIO in made:
         _speech(request, body, model)
+    elif body.audio is not None:
+        raise bad_request("audio", "is given, but modalities does not hold 'audio'")
     _overrides(request, body.sampling_params, model)
-    limits = _Limits(model, urls)
+    reader = MediaReader(model, fetcher)
+    reader.check(body.messages)
     for at, message in enumerate(body.messages):
-        await _message(request.prompt.conversation.messages.add(), message, f"messages[{at}]", limits)
-    return request
+        await _message(request.prompt.conversation.messages.add(), message, f"messages[{at}]", reader)
+    text = (output.stage for output in model.outputs if output.modality == content_pb2.MODALITY_TEXT)
+    text_stage = next(text, "") if content_pb2.MODALITY_TEXT in made else ""
+    return request, Wanted(model.model, frozenset(made), text_stage)
 
 
-def image(body: ImageRequest, model: generate_pb2.Model) -> generate_pb2.GenerateRequest:
-    """The request that an image generation asks for.
+def image(body: ImageRequest, model: generate_pb2.Model) -> tuple[generate_pb2.GenerateRequest, int]:
+    """The request that an image generation asks for, and how many pictures it is to make.
 
     Raises:
         OmniError: with the field of the body that is wrong.
@@ -120,35 +135,8 @@ def image(body: ImageRequest, model: generate_pb2.Model) -> generate_pb2.Generat
     if body.output_format:
         params.format = FORMATS[body.output_format]
     _overrides(request, body.sampling_params, model)
-    return request
-
-
-class _Limits:
-    """What a request's media may still be."""
-
-    def __init__(self, model: generate_pb2.Model, urls: bool) -> None:
-        self.bytes = model.limits.bytes
-        self.parts = model.limits.parts
-        self.urls = urls
-        self.model = model
-
-    def admit(self, modality: content_pb2.Modality.ValueType, param: str) -> None:
-        """Counts a part.
-
-        Raises:
-            OmniError: when the model does not take its kind, or no more parts.
-        """
-        if modality not in self.model.inputs:
-            able = ", ".join(_name(each) for each in self.model.inputs)
-            raise bad_request(
-                param,
-                f"model {self.model.model} does not take {_name(modality)}; it takes {able}",
-                Reason.UNSUPPORTED_MODALITY,
-            )
-        if self.parts == 0:
-            text = f"at most {self.model.limits.parts} pictures and recordings are taken"
-            raise bad_request(param, text, Reason.MEDIA_TOO_LARGE)
-        self.parts -= 1
+    own, default = params.diffusion, output.defaults.diffusion
+    return request, own.outputs if own.HasField("outputs") else default.outputs or 1
 
 
 def _sampling(params: config_pb2.SamplingParams, body: ChatRequest) -> None:
@@ -199,10 +187,26 @@ def _overrides(
 
 
 def _extra(params: config_pb2.StageParams, values: dict[str, Any], param: str) -> None:
-    try:
-        json_format.ParseDict(values, params.extra)
-    except (json_format.ParseError, RecursionError) as error:
-        raise bad_request(param, f"cannot be read: {error}") from None
+    _check_plain(values, param, _MAX_DEPTH)
+    params.extra.update(values)
+
+
+def _check_plain(value: Any, param: str, depth: int) -> None:
+    """Checks that a value travels as it is: numbers become doubles, and protobuf bounds how deep messages nest.
+
+    Raises:
+        OmniError: BAD_REQUEST.
+    """
+    if depth == 0:
+        raise bad_request(param, f"nests deeper than {_MAX_DEPTH} levels")
+    if isinstance(value, int) and abs(value) > _MAX_EXACT:
+        raise bad_request(param, f"must be at most {_MAX_EXACT} in magnitude")
+    if isinstance(value, dict):
+        for key, each in value.items():
+            _check_plain(each, f"{param}.{key[:64]}", depth - 1)
+    elif isinstance(value, list):
+        for index, each in enumerate(value):
+            _check_plain(each, f"{param}[{index}]", depth - 1)
 
 
 def _set(params: config_pb2.SamplingParams, name: str, value: Any) -> None:
@@ -215,7 +219,7 @@ def _set(params: config_pb2.SamplingParams, name: str, value: Any) -> None:
         setattr(params, name, value)
 
 
-async def _message(into: content_pb2.ChatMessage, message: Message, param: str, limits: _Limits) -> None:
+async def _message(into: content_pb2.ChatMessage, message: Message, param: str, reader: MediaReader) -> None:
     into.role = _ROLES[message.role]
     if isinstance(message.content, str):
         into.content.add(text=message.content)
@@ -225,23 +229,9 @@ async def _message(into: content_pb2.ChatMessage, message: Message, param: str, 
         if isinstance(part, TextPart):
             into.content.add(text=part.text)
         elif isinstance(part, ImagePart):
-            limits.admit(content_pb2.MODALITY_IMAGE, at)
-            into.content.add().media.CopyFrom(await _picture(part.image_url.url, f"{at}.image_url.url", limits))
+            into.content.add(media=await reader.image(part, at))
         else:
-            limits.admit(content_pb2.MODALITY_AUDIO, at)
-            data = inline.decode_base64(part.input_audio.data, f"{at}.input_audio.data", limits.bytes)
-            media = content_pb2.Media(
-                modality=content_pb2.MODALITY_AUDIO, mime_type=f"audio/{part.input_audio.format}", data=data
-            )
-            into.content.add().media.CopyFrom(media)
-
-
-async def _picture(url: str, param: str, limits: _Limits) -> content_pb2.Media:
-    if inline.is_data_url(url):
-        return inline.decode_data_url(url, param, limits.bytes, content_pb2.MODALITY_IMAGE)
-    if not limits.urls:
-        raise bad_request(param, "must be a data URL: this server does not fetch URLs", Reason.MEDIA_INVALID)
-    return await remote.fetch(url, param, limits.bytes, content_pb2.MODALITY_IMAGE)
+            into.content.add(media=await reader.audio(part, at))
 
 
 def _name(modality: content_pb2.Modality.ValueType) -> str:

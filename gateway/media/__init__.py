@@ -1,1 +1,1 @@
-"""Media in requests: read out of data URLs, base64 and, where it is allowed, URLs; bounded before they are decoded."""
+"""Media of requests: taken apart and held against the model's limits before anything is decoded."""

@@ -7,7 +7,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from gateway import answers, translate
-from gateway.context import gateway, read
+from gateway.context import gateway, json_body, read, send
 from gateway.errors import bad_request
 from gateway.metrics import Stopwatch
 from gateway.routes.chat import collect
@@ -17,7 +17,7 @@ from omni.v1 import content_pb2
 router = APIRouter()
 
 
-@router.post("/v1/images/generations", openapi_extra={"requestBody": {"content": {"application/json": {}}}})
+@router.post("/v1/images/generations", openapi_extra=json_body(ImageRequest))
 async def create(request: Request) -> Response:
     """Pictures from a prompt, as base64."""
     shared = gateway(request)
@@ -32,7 +32,9 @@ async def create(request: Request) -> Response:
         if len(able) != 1:
             raise bad_request("model", f"must be given; models that make pictures: {', '.join(able) or 'none'}")
         name = able[0]
-    asked = translate.image(body, await shared.coordinators.model(name))
-    asked.client_request_id = request.state.request_id[:128]
-    answer = await collect(shared.coordinators.start(asked), Stopwatch(shared.metrics, name), request)
-    return Response(orjson.dumps(answers.images(answer)), media_type="application/json")
+    watch = Stopwatch(shared.metrics, name)
+    asked, count = translate.image(body, await shared.coordinators.model(name))
+    call = send(request, asked)
+    answer = await collect(call, watch, request)
+    content = answers.images(answer, count, call.request_id)
+    return Response(orjson.dumps(content), headers={"x-request-id": call.request_id}, media_type="application/json")
