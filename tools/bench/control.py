@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import uvloop
 
 from tools.bench import load, report
-from tools.bench.cluster import HERE, program
+from tools.bench.cluster import HERE, omnid, program
 
 TURNS = 3
 SECONDS = 1.5
@@ -38,25 +38,25 @@ async def sustained(target: load.Target, drive: load.Drive, runs: int, ramp: tup
 async def both() -> AsyncIterator[tuple[load.Target, load.Target]]:
     """Omnid with a synthetic stage, and the bare relay with the bare source."""
     async with contextlib.AsyncExitStack() as stack:
-        omnid = await stack.enter_async_context(program("tools.bench.cluster", str(HERE / "load.yaml")))
+        coordinator = await stack.enter_async_context(omnid(HERE / "load.yaml"))
         source = await stack.enter_async_context(program("tools.bench.bare", "source"))
         relay = await stack.enter_async_context(program("tools.bench.bare", "relay", f"127.0.0.1:{source}"))
-        yield load.Target(omnid, "load", "a"), load.Target(f"127.0.0.1:{relay}", "load", "a")
+        yield load.Target(coordinator, "load", "a"), load.Target(f"127.0.0.1:{relay}", "load", "a")
 
 
 async def measure() -> list[report.Row]:
     rows: list[report.Row] = []
-    async with both() as (omnid, relay):
-        for target in (omnid, relay):  # The first calls pay for connections and caches.
+    async with both() as (subject, relay):
+        for target in (subject, relay):  # The first calls pay for connections and caches.
             await load.attach(target, 16, 50, 20)
             await load.generate(target, 16, 50, 20)
-        rows += await latencies(omnid, relay)
-        rows += await rates(omnid, relay)
-        rows += await overload(omnid, relay)
+        rows += await latencies(subject, relay)
+        rows += await rates(subject, relay)
+        rows += await overload(subject, relay)
     return rows
 
 
-async def latencies(omnid: load.Target, relay: load.Target) -> list[report.Row]:
+async def latencies(subject: load.Target, relay: load.Target) -> list[report.Row]:
     rows = []
     for name, drive, paces, bounded in (
         ("attach", load.attach, PACES, {16, 256}),
@@ -67,7 +67,7 @@ async def latencies(omnid: load.Target, relay: load.Target) -> list[report.Row]:
             mine, theirs = [], []
             for _ in range(TURNS):
                 theirs.append((await drive(relay, runs, rate, tokens)).p50 * 1e3)
-                mine.append((await drive(omnid, runs, rate, tokens)).p50 * 1e3)
+                mine.append((await drive(subject, runs, rate, tokens)).p50 * 1e3)
             rows.append(
                 report.row(
                     "control",
@@ -82,14 +82,14 @@ async def latencies(omnid: load.Target, relay: load.Target) -> list[report.Row]:
     return rows
 
 
-async def rates(omnid: load.Target, relay: load.Target) -> list[report.Row]:
+async def rates(subject: load.Target, relay: load.Target) -> list[report.Row]:
     rows = []
     attach_256: list[float] = []
     for runs in (256, 1024):
         mine, theirs = [], []
         for _ in range(TURNS):
             theirs.append(await sustained(relay, load.attach, runs, RAMP))
-            mine.append(await sustained(omnid, load.attach, runs, RAMP))
+            mine.append(await sustained(subject, load.attach, runs, RAMP))
         if runs == 256:
             attach_256 = mine
         rows.append(
@@ -109,7 +109,7 @@ async def rates(omnid: load.Target, relay: load.Target) -> list[report.Row]:
             rate = 24e3 / runs
             tokens = round(rate * SECONDS)
             theirs.append((await load.generate(relay, runs, rate, tokens)).delivered)
-            mine.append((await load.generate(omnid, runs, rate, tokens)).delivered)
+            mine.append((await load.generate(subject, runs, rate, tokens)).delivered)
         rows.append(
             report.row(
                 "control",
@@ -121,7 +121,7 @@ async def rates(omnid: load.Target, relay: load.Target) -> list[report.Row]:
                 at_least=bound,
             )
         )
-    own = [(await load.generate(omnid, 256, 24e3 / 256, round(24e3 / 256 * SECONDS))).delivered for _ in attach_256]
+    own = [(await load.generate(subject, 256, 24e3 / 256, round(24e3 / 256 * SECONDS))).delivered for _ in attach_256]
     rows.append(
         report.row(
             "control",
@@ -136,7 +136,7 @@ async def rates(omnid: load.Target, relay: load.Target) -> list[report.Row]:
     return rows
 
 
-async def overload(omnid: load.Target, relay: load.Target) -> list[report.Row]:
+async def overload(subject: load.Target, relay: load.Target) -> list[report.Row]:
     """Two and a half times what the relay carries on 256 streams."""
     carried = (await load.generate(relay, 256, 24e3 / 256, round(24e3 / 256 * SECONDS))).delivered
     rate = 2.5 * carried / 256
@@ -144,7 +144,7 @@ async def overload(omnid: load.Target, relay: load.Target) -> list[report.Row]:
     mine, theirs = [], []
     for _ in range(TURNS):
         theirs.append(await load.generate(relay, 256, rate, tokens))
-        mine.append(await load.generate(omnid, 256, rate, tokens))
+        mine.append(await load.generate(subject, 256, rate, tokens))
     return [
         report.row(
             "control",
