@@ -6,10 +6,10 @@ and the client. All state is touched by one thread, and no call waits.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from omnid.orchestrator.flow import Flow
 from omnid.orchestrator.leases import Tensor
 from omnid.orchestrator.ports import (
     CANCELLED,
@@ -35,13 +35,13 @@ class Request(Timed):
 
     __slots__ = (
         "_core",
-        "_in_flight",
         "_on_end",
         "begun",
         "cancelled",
         "client",
         "ended",
         "failure",
+        "flow",
         "id",
         "index",
         "message",
@@ -87,8 +87,7 @@ class Request(Timed):
         self.runs = _make_runs(self)
         self.open = len(self.runs)
         """Runs that have not ended."""
-        self._in_flight: deque[Run] = deque()
-        """Of each output that the client did not credit yet, the run, oldest first."""
+        self.flow = Flow(core, self)
         self._on_end: list[Callable[[Request], None]] = []
 
     # -- its life ----------------------------------------------------------------------------------------------------
@@ -100,7 +99,7 @@ class Request(Timed):
 
     def accept(self) -> None:
         """Says its id to the client."""
-        self.client.accepted(self._count(), self.id)
+        self.client.accepted(self.count(), self.id)
 
     def begin(self) -> None:
         """Its turn has come: starts the runs that take the prompt."""
@@ -170,18 +169,18 @@ class Request(Timed):
         run.deadline = now + run.wait
         if not run.routes:
             if not run.to_client or not visible:
-                self._credit(run)
+                self.flow.credit(run)
                 return
             if run.client_room and not run.client_queue:
                 run.client_room -= 1
-                self._in_flight.append(run)
+                self.flow.in_flight.append(run)
                 self.client.output(self.index, run.stage.name, payload)
                 self.index += 1
                 link = run.link
                 assert link is not None
                 link.credits.append(run.number)
                 return
-        self._spread(run, Chunk(run, first, count, payload, tensors), visible)
+        self.flow.spread(run, Chunk(run, first, count, payload, tensors), visible)
 
     def finished(self, run: Run, reason: int, count: int, usage: Any, timings: Any) -> None:
         """A run has ended, by itself or because it was told to."""
@@ -201,14 +200,14 @@ class Request(Timed):
         run.acknowledged = True
         run.end = StageEnd(run.stage.name, reason, usage, timings)
         self._end_run(run)
-        self._drop_inputs(run)
+        self.flow.drop_inputs(run)
         for edge, consumer in run.routes:
             if consumer.state != ENDED:
                 consumer.inputs.append(Input(run, edge, None, held=False, arrived=self._core.now))
-                self._feed(consumer)
+                self.flow.feed(consumer)
         if run.to_client and not self.stopping:
             run.client_queue.append(run.end)
-            self._flush(run)
+            self.flow.flush(run)
         self._end_when_done()
 
     def failed(self, run: Run, failure: Failure) -> None:
@@ -230,7 +229,7 @@ class Request(Timed):
         if run.handed:
             entry = run.handed.popleft()
             self._core.observer.taken(entry.edge.name, self._core.now - entry.arrived)
-        self._feed(run)
+        self.flow.feed(run)
 
     def lost(self, run: Run) -> None:
         """The replica that it ran on has gone."""
@@ -263,7 +262,7 @@ class Request(Timed):
         link.runs[number] = run
         link.start(run, self.remaining)
         core.timers.set(run, core.now + run.wait)
-        self._feed(run)
+        self.flow.feed(run)
 
     def run_expired(self, run: Run) -> None:
         """A run's bound has passed."""
@@ -293,22 +292,23 @@ class Request(Timed):
 
     def credit(self) -> None:
         """The client has taken its oldest output."""
-        if not self._in_flight:
+        if not self.flow.in_flight:
             return
-        run = self._in_flight.popleft()
+        run = self.flow.in_flight.popleft()
         run.client_room += 1
         if run.client_queue:
-            self._flush(run)
+            self.flow.flush(run)
             self._end_when_done()
 
     def credit_all(self) -> None:
         """The client has taken every output that it was sent."""
-        for _ in range(len(self._in_flight)):
+        for _ in range(len(self.flow.in_flight)):
             self.credit()
 
     # -- within ------------------------------------------------------------------------------------------------------
 
-    def _count(self) -> int:
+    def count(self) -> int:
+        """The number of the client's next event, which is thereby given."""
         index = self.index
         self.index = index + 1
         return index
@@ -326,98 +326,6 @@ class Request(Timed):
         message = f"{run.readers}: {kind}, output {first} of {run.name} came where {run.next} was due"
         failure = Failure("SEQUENCE_BROKEN", message, run.stage.name, run.replica)
         self.fail(failure, f"output of stage {run.stage.name} was lost or doubled")
-
-    def _credit(self, run: Run) -> None:
-        if run.state == STARTED and run.link is not None:
-            run.link.credits.append(run.number)
-            run.link.wake()
-
-    def _spread(self, run: Run, chunk: Chunk, visible: bool) -> None:
-        """Sends a chunk over all routes of its producer, or queues it where there is no room."""
-        live = [(edge, consumer) for edge, consumer in run.routes if consumer.state != ENDED]
-        for tensor in chunk.tensors:
-            readers = sum(tensor.name in edge.tensors for edge, _ in live)
-            self._core.leases.add(self.id, tensor, readers)
-        chunk.waits = 1  # Held until all routes were tried, so that the credit is given once.
-        run.held += 1
-        for edge, consumer in live:
-            held = not edge.at_end
-            chunk.waits += held
-            consumer.inputs.append(Input(run, edge, chunk, held=held, arrived=self._core.now))
-            self._feed(consumer)
-        if run.to_client and visible:
-            chunk.waits += 1
-            run.client_queue.append(chunk)
-            self._flush(run)
-        self._forwarded(chunk)
-
-    def _forwarded(self, chunk: Chunk) -> None:
-        chunk.waits -= 1
-        if chunk.waits == 0:
-            producer = chunk.producer
-            producer.held -= 1
-            producer.deadline = self._core.now + producer.wait
-            self._credit(producer)
-
-    def _flush(self, run: Run) -> None:
-        """Sends the client what it has room for."""
-        queue = run.client_queue
-        while queue:
-            entry = queue[0]
-            if isinstance(entry, StageEnd):
-                queue.popleft()
-                self.client.stage_finished(self._count(), entry)
-            elif run.client_room:
-                queue.popleft()
-                run.client_room -= 1
-                self._in_flight.append(run)
-                self.client.output(self._count(), run.stage.name, entry.payload)
-                self._forwarded(entry)
-            else:
-                return
-
-    def _feed(self, run: Run) -> None:
-        """Sends a consumer what it has room for; starts it when it is time."""
-        if run.state == IDLE:
-            if not run.stage.starts_at_end or _all_ended(run):
-                self._core.place(run)
-            return
-        link = run.link
-        if run.state != STARTED or link is None:
-            return
-        while run.inputs:
-            entry = run.inputs[0]
-            chunk = entry.chunk
-            if chunk is None:
-                assert entry.source.end is not None
-                run.open_sources -= 1
-                link.input_end(run, entry.source, entry.source.next, entry.source.end.reason)
-            elif run.room:
-                run.room -= 1
-                run.handed.append(entry)
-                link.input(run, entry.source, chunk, entry.edge)
-            else:
-                return
-            run.inputs.popleft()
-            if run.sent is not None:
-                run.sent.append(entry)
-            run.deadline = self._core.now + run.wait
-            if entry.held and chunk is not None:
-                entry.held = False
-                self._forwarded(chunk)
-
-    def _drop_inputs(self, run: Run) -> None:
-        """The run has ended before it read all of its input: nobody else is to wait for it."""
-        while run.inputs:
-            entry = run.inputs.popleft()
-            chunk = entry.chunk
-            if chunk is None:
-                continue
-            for tensor in chunk.tensors:
-                if tensor.name in entry.edge.tensors:
-                    self._core.leases.done(tensor.lease)
-            if entry.held:
-                self._forwarded(chunk)
 
     def _fail_run(self, run: Run, failure: Failure) -> None:
         run.acknowledged = True
@@ -461,12 +369,12 @@ class Request(Timed):
         self._core.timers.clear(self)
         self._core.leases.end(self.id)
         if self.failure is not None:
-            self.client.failed(self._count(), self.failure)
+            self.client.failed(self.count(), self.failure)
         else:
             ends = [run.end for run in self.runs if run.end is not None and not run.role.role]
             shown = [run.end.reason for run in self.runs if run.to_client and run.end is not None]
             reason = CANCELLED if self.stopping else next(iter(shown), STOP)
-            self.client.finished(self._count(), RequestEnd(reason, ends, self.times))
+            self.client.finished(self.count(), RequestEnd(reason, ends, self.times))
         self._core.ended(self)
         for call in self._on_end:
             call(self)
@@ -495,9 +403,3 @@ def _join(producer: Run, consumer: Run, edge: Any) -> None:
     producer.routes.append((edge, consumer))
     consumer.sources.append(producer)
     consumer.open_sources += 1
-
-
-def _all_ended(run: Run) -> bool:
-    """Whether every source that the run waits for to the end has finished."""
-    at_end = (source for source in run.sources if any(edge.at_end and to is run for edge, to in source.routes))
-    return all(source.end is not None for source in at_end)
