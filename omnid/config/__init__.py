@@ -5,7 +5,7 @@ from omnid.config.errors import ConfigError, Problem
 from omnid.config.files import load_deploy, load_pipeline, shipped_deploys, shipped_pipelines
 from omnid.config.overrides import override
 from omnid.config.pipeline import PipelineConfig
-from omnid.config.resolve import resolve, spec_hash
+from omnid.config.resolve import resolve
 
 __all__ = [
     "ConfigError",
@@ -18,5 +18,4 @@ __all__ = [
     "resolve",
     "shipped_deploys",
     "shipped_pipelines",
-    "spec_hash",
 ]

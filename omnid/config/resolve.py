@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path as FilePath
 from typing import Any
 
-import xxhash
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.struct_pb2 import Struct
 
@@ -58,11 +57,6 @@ def resolve(deploy: DeployConfig, overrides: Overrides = ()) -> list[config_pb2.
     if problems:
         raise ConfigError(problems)
     return resolved
-
-
-def spec_hash(spec: config_pb2.StageSpec) -> str:
-    """Hex xxh3-64 of the deterministic serialization: equal specs, equal hashes."""
-    return xxhash.xxh3_64_hexdigest(spec.SerializeToString(deterministic=True))
 
 
 def _mistakes(model: ModelSection, pipeline: PipelineConfig, document: Document, path: Path) -> list[Problem]:

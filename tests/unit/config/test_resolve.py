@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from omni.rpc.spec import spec_hash
 from omni.v1 import config_pb2, content_pb2
-from omnid.config import ConfigError, DeployConfig, load_deploy, override, resolve, shipped_deploys, spec_hash
+from omnid.config import ConfigError, DeployConfig, load_deploy, override, resolve, shipped_deploys
 
 MODEL = "models:\n  - name: m.1\n    pipeline: synthetic\n"
 
