@@ -2,6 +2,7 @@
 
 import json
 import statistics
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -73,7 +74,7 @@ def row(
 
 def show(rows: Sequence[Row]) -> None:
     """Prints the rows as one table a part."""
-    console = Console()
+    console = Console(width=None if sys.stdout.isatty() else 150)
     for part in dict.fromkeys(each.part for each in rows):
         table = Table(title=part, title_justify="left")
         for name in ("case", "value", "unit", "floor", "of", "ratio", "spread", "wanted", ""):
