@@ -20,7 +20,7 @@ from gateway.app import make_app
 from gateway.settings import Settings, read_api_keys
 from omni.rpc import logs, tracing
 from omni.rpc.options import MIB
-from omni.rpc.tls import ClientTls
+from omni.rpc.tls import ClientTls, stamp
 
 KEYS_VARIABLE = "OMNI_GATEWAY_API_KEYS"
 _STOP_SECONDS = 5
@@ -30,26 +30,46 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """Command line of ``omni-gateway``."""
     parser = argparse.ArgumentParser(prog="omni-gateway", description="OpenAI's REST API in front of omnid.")
     parser.add_argument("--coordinator", action="append", required=True, metavar="HOST:PORT", help="may be repeated")
-    parser.add_argument("--listen", default="127.0.0.1:8000", metavar="HOST:PORT", help="port 0: the system chooses")
+    parser.add_argument(
+        "--listen", type=_address, default="127.0.0.1:8000", metavar="HOST:PORT", help="port 0: the system chooses"
+    )
     parser.add_argument("--ready-fd", type=int, metavar="N", help='writes {"http": "HOST:PORT"} there when it serves')
     parser.add_argument("--api-key-file", type=Path, help=f"one key a line; {KEYS_VARIABLE} holds more, with commas")
     parser.add_argument("--allow-media-urls", action="store_true", help="fetch http and https URLs of public hosts")
-    parser.add_argument("--max-body-bytes", type=int, default=64 * MIB)
+    parser.add_argument("--max-body-bytes", type=_positive, default=64 * MIB, metavar="N")
     parser.add_argument("--tls-ca", type=Path, metavar="FILE", help="speak TLS to the coordinators")
     parser.add_argument("--tls-cert", type=Path, metavar="FILE")
     parser.add_argument("--tls-key", type=Path, metavar="FILE")
     parser.add_argument("--log-format", choices=("console", "json"), default="console")
     parser.add_argument("--log-level", default="INFO")
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    if not options.tls_ca and (options.tls_cert or options.tls_key):
+        parser.error("--tls-cert and --tls-key need --tls-ca")
+    return options
+
+
+def _address(text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 65535:
+        raise argparse.ArgumentTypeError(f"must be HOST:PORT with a port of 0 to 65535, got {text!r}")
+    return host.strip("[]"), int(port)
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be a number of bytes, at least 1, got {text!r}")
+    return int(text)
 
 
 def settings_of(options: argparse.Namespace) -> Settings:
     """Settings of a command line.
 
     Raises:
-        OSError, ValueError: for an API key file that cannot be used.
+        OSError, ValueError: for a file that cannot be used.
     """
     tls = ClientTls(options.tls_ca, options.tls_cert, options.tls_key) if options.tls_ca else None
+    if tls:
+        stamp(tls)
     return Settings(
         coordinators=tuple(options.coordinator),
         tls=tls,
@@ -95,17 +115,18 @@ class HttpServer(uvicorn.Server):
         self.serving.set()
 
 
-async def serve(options: argparse.Namespace, listener: socket.socket) -> None:
-    """Serves until it is told to stop."""
-    server = HttpServer(settings_of(options))
+async def serve(settings: Settings, listener: socket.socket, ready_fd: int | None) -> None:
+    """Serves until it is told to stop; `ready_fd` gets a line when requests can come."""
+    server = HttpServer(settings)
     host, port = listener.getsockname()[:2]
+    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
     async def announce() -> None:
         await server.serving.wait()
         await server.app.state.gateway.coordinators.attached()
-        if options.ready_fd is not None:
-            os.write(options.ready_fd, json.dumps({"http": f"{host}:{port}"}).encode() + b"\n")
-            os.close(options.ready_fd)
+        if ready_fd is not None:
+            os.write(ready_fd, json.dumps({"http": address}).encode() + b"\n")
+            os.close(ready_fd)
 
     async with asyncio.TaskGroup() as tasks:
         announcing = tasks.create_task(announce())
@@ -118,17 +139,19 @@ def main() -> int:
     options = parse()
     logs.configure(options.log_format, options.log_level)
     tracing.configure("omni-gateway")
-    host, _, port = options.listen.rpartition(":")
     try:
-        settings_of(options)
-        listener = socket.create_server((host, int(port)), backlog=1024)
-    except ValueError as error:
+        settings = settings_of(options)
+    except (OSError, ValueError) as error:
         print(f"omni-gateway: {error}", file=sys.stderr)
         return 2
+    host, port = options.listen
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listener = socket.create_server((host, port), family=family, backlog=1024)
     except OSError as error:
-        print(f"omni-gateway: cannot serve on {options.listen}: {error}", file=sys.stderr)
+        print(f"omni-gateway: cannot serve on {host}:{port}: {error}", file=sys.stderr)
         return 1
-    uvloop.run(serve(options, listener))
+    uvloop.run(serve(settings, listener, options.ready_fd))
     return 0
 
 
