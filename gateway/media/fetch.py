@@ -56,7 +56,13 @@ class Fetcher:
     def __init__(self, within: float = 10.0, allowed: Callable[[Address], bool] = is_public) -> None:
         self._within = within
         self._allowed = allowed
-        self._client = httpx.AsyncClient(trust_env=False, follow_redirects=False, timeout=httpx.Timeout(within))
+        # No connection is kept: the pool knows it by its address, and its certificate was checked for one name.
+        self._client = httpx.AsyncClient(
+            trust_env=False,
+            follow_redirects=False,
+            timeout=httpx.Timeout(within),
+            limits=httpx.Limits(max_connections=64, max_keepalive_connections=0),
+        )
 
     async def __aenter__(self) -> Self:
         return self
