@@ -8,9 +8,12 @@ import signal
 import sys
 from collections.abc import Coroutine, Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+if TYPE_CHECKING:
+    from omni.rpc.tls import ClientTls
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 config_app = typer.Typer(no_args_is_help=True, help="Looks at deployments without starting them.")
@@ -22,6 +25,7 @@ Set = Annotated[
     typer.Option("--set", "-s", metavar="PATH=VALUE", help="overrides one value, models.NAME.stages.STAGE.KEY=VALUE"),
 ]
 Target = Annotated[str, typer.Option("--target", "-t", metavar="HOST:PORT", help="the coordinator")]
+TlsFrom = Annotated[str | None, typer.Option("--tls-from", metavar="DEPLOY", help="deployment whose TLS files to use")]
 LogFormat = Annotated[str, typer.Option(help="console or json")]
 LogLevel = Annotated[str, typer.Option(help="least level that is shown")]
 DEFAULT_TARGET = "127.0.0.1:7070"
@@ -95,6 +99,7 @@ def up(
                 grpc=grpc or config.listen.grpc,
                 http=http or config.listen.http,
                 metrics=config.listen.metrics,
+                tls=config.tls_files(),
             ) as cluster:
                 for command in cluster.waits_for:
                     typer.echo(f"waiting for another host to run: {command}", err=True)
@@ -130,7 +135,13 @@ def serve(
         pipelines = resolve(config, overrides or ())
 
         async def run() -> None:
-            daemon = Daemon(pipelines, listen=grpc or config.listen.grpc, metrics_listen=config.listen.metrics)
+            tls = config.tls_files()
+            daemon = Daemon(
+                pipelines,
+                listen=grpc or config.listen.grpc,
+                tls=tls.server() if tls else None,
+                metrics_listen=config.listen.metrics,
+            )
             bound = await daemon.start()
             try:
                 _announce(ready_fd, {"grpc": bound.grpc, "metrics": bound.metrics})
@@ -148,6 +159,7 @@ def generate(
     target: Target = DEFAULT_TARGET,
     output: Annotated[list[str] | None, typer.Option("--output", "-o", help="text, audio, image; repeatable")] = None,
     save: Annotated[Path, typer.Option(help="folder for sound and pictures")] = Path("out"),
+    tls_from: TlsFrom = None,
 ) -> None:
     """Asks a running cluster; text is printed as it comes, files are saved."""
     from omnid.client.asynchronous import AsyncOmni
@@ -155,7 +167,7 @@ def generate(
 
     async def ask() -> None:
         made = Generation()
-        async with AsyncOmni(target) as client:
+        async with AsyncOmni(target, tls=_client_tls(tls_from)) as client:
             async for each in client.stream(model, prompt, outputs=output or (), generation=made):
                 typer.echo(each.text, nl=False)
         typer.echo()
@@ -185,7 +197,7 @@ def demo(
 
 
 @app.command()
-def ps(target: Target = DEFAULT_TARGET) -> None:
+def ps(target: Target = DEFAULT_TARGET, tls_from: TlsFrom = None) -> None:
     """Shows stages, replicas, their health and load."""
     import grpc
     from rich.console import Console
@@ -196,7 +208,7 @@ def ps(target: Target = DEFAULT_TARGET) -> None:
     from omni.v1 import cluster_pb2, cluster_pb2_grpc, stage_pb2
 
     async def show() -> None:
-        async with make_channel(target) as channel:
+        async with make_channel(target, tls=_client_tls(tls_from)) as channel:
             stub = cluster_pb2_grpc.ClusterServiceStub(channel)
             try:
                 listed = await stub.ListReplicas(cluster_pb2.ListReplicasRequest(), timeout=5)
@@ -259,6 +271,13 @@ def validate_command(deploy: Deploy, overrides: Set = None) -> None:
     with _plain_errors():
         resolved = resolve(load_deploy(deploy), overrides or ())
         typer.echo(f"{deploy}: {len(resolved)} model(s), {sum(len(each.stages) for each in resolved)} stages, good")
+
+
+def _client_tls(deploy: str | None) -> ClientTls | None:
+    from omnid.config import load_deploy
+
+    files = load_deploy(deploy).tls_files() if deploy else None
+    return files.client() if files else None
 
 
 def _announce(descriptor: int | None, addresses: dict[str, str]) -> None:

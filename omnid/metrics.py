@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from omni.rpc import tracing
 from omni.v1 import content_pb2
 from omnid.orchestrator.request import Request
 
@@ -55,6 +56,8 @@ class CoordinatorMetrics:
         if request.failure is not None:
             outcome = request.failure.reason
         self.requests.labels(model, outcome).inc()
+        attributes = {"omni.request_id": request.id, "omni.model": model, "omni.outcome": outcome}
+        tracing.record("request", request.traceparent, times.created, times.ended, attributes)
         if times.first_start:
             self.queue_wait.labels(model).observe(times.first_start - times.created)
         if outcome != "OK":

@@ -24,7 +24,7 @@ from omni.rpc.errors import OmniError, Reason
 from omni.rpc.metrics import serve_metrics
 from omni.rpc.server import make_server
 from omni.rpc.spec import spec_hash
-from omni.rpc.tls import ClientTls, ServerTls
+from omni.rpc.tls import TlsFiles
 from omni.v1 import cluster_pb2, cluster_pb2_grpc, config_pb2, stage_pb2, stage_pb2_grpc, tensor_pb2
 from stage_server import checkpoint, models
 from stage_server.metrics import StageMetrics
@@ -56,9 +56,9 @@ class StageServer:
             replica=self._name, epoch=epoch, host_id=host_id(), arena_socket=f"omni-arena-{os.getpid()}-{epoch:016x}"
         )
         self._registry = CollectorRegistry()
-        self._client_tls = ClientTls(options.tls_ca, options.tls_cert, options.tls_key) if options.tls_ca else None
-        server_tls = ServerTls(options.tls_cert, options.tls_key, options.tls_ca) if options.tls_cert else None
-        self._server = make_server(registry=self._registry, tls=server_tls, service_names=(SERVICE,))
+        tls = TlsFiles(options.tls_ca, options.tls_cert, options.tls_key) if options.tls_ca else None
+        self._client_tls = tls.client() if tls else None
+        self._server = make_server(registry=self._registry, tls=tls.server() if tls else None, service_names=(SERVICE,))
         self._servicer = StageServicer()
         self._server.add(stage_pb2_grpc.add_StageServiceServicer_to_server, self._servicer)
         self._stopping = asyncio.Event()
@@ -212,14 +212,14 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--listen", default="127.0.0.1:0", metavar="HOST:PORT", help="port 0: the system chooses")
     parser.add_argument("--advertise", metavar="HOST", help="host by which others reach it; default: where it listens")
     parser.add_argument("--metrics-port", type=int, metavar="PORT", help="serves /metrics; 0: the system chooses")
-    parser.add_argument("--tls-ca", type=Path, metavar="FILE", help="speak TLS, and check peers against this")
+    parser.add_argument("--tls-ca", type=Path, metavar="FILE", help="speak mutual TLS, and check peers against this")
     parser.add_argument("--tls-cert", type=Path, metavar="FILE")
     parser.add_argument("--tls-key", type=Path, metavar="FILE")
     parser.add_argument("--log-format", choices=("console", "json"), default="console")
     parser.add_argument("--log-level", default="INFO")
     options = parser.parse_args(arguments)
-    if bool(options.tls_cert) != bool(options.tls_key) or (options.tls_cert and not options.tls_ca):
-        parser.error("--tls-cert and --tls-key go together, and with --tls-ca")
+    if len({bool(options.tls_ca), bool(options.tls_cert), bool(options.tls_key)}) > 1:
+        parser.error("--tls-ca, --tls-cert and --tls-key go together")
     return options
 
 

@@ -38,7 +38,9 @@ class Omni:
     """
 
     def __init__(self, deploy: str, *, overrides: Sequence[str] = (), ready_seconds: float = 300.0) -> None:
-        self._pipelines = resolve(load_deploy(deploy), overrides)
+        config = load_deploy(deploy)
+        self._pipelines = resolve(config, overrides)
+        self._tls = config.tls_files()
         self._ready_seconds = ready_seconds
         self._loop = uvloop.new_event_loop()
         self._client: AsyncOmni | None = None
@@ -124,8 +126,8 @@ class Omni:
 
         async def serve() -> None:
             async with (
-                local_cluster(self._pipelines, grpc="127.0.0.1:0", http=None) as cluster,
-                AsyncOmni(cluster.grpc) as client,
+                local_cluster(self._pipelines, grpc="127.0.0.1:0", http=None, tls=self._tls) as cluster,
+                AsyncOmni(cluster.grpc, tls=self._tls.client() if self._tls else None) as client,
             ):
                 await cluster.ready(self._ready_seconds)
                 self._client = client

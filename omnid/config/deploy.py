@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field, PrivateAttr
 
+from omni.rpc.tls import TlsFiles
 from omnid.config.contract import DiffusionSection, FormatName, SamplingSection
 from omnid.config.document import Document
 from omnid.config.section import Arguments, ByteCount, Count, ModelName, Name, Seconds, Section
@@ -99,11 +101,28 @@ class ListenSection(Section):
     """Of omnid's own metrics; null: not served."""
 
 
+class TlsSection(Section):
+    """Files, PEM, with which all processes of the deployment speak mutual TLS; a relative path starts at this file."""
+
+    ca: Annotated[str, Field(min_length=1)]
+    cert: Annotated[str, Field(min_length=1)]
+    key: Annotated[str, Field(min_length=1)]
+
+
 class DeployConfig(Section):
     models: Annotated[list[ModelSection], Field(min_length=1)]
     listen: ListenSection = Field(default_factory=ListenSection)
+    tls: TlsSection | None = None
+    """None: plain text."""
 
     _document: Document | None = PrivateAttr(default=None)
+
+    def tls_files(self) -> TlsFiles | None:
+        """The files of `tls`, found from where the deployment lies."""
+        if self.tls is None:
+            return None
+        folder = self.document.folder
+        return TlsFiles(*((folder / Path(name).expanduser()) for name in (self.tls.ca, self.tls.cert, self.tls.key)))
 
     @property
     def document(self) -> Document:

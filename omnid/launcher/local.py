@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 
+from omni.rpc.tls import TlsFiles
 from omni.v1 import config_pb2
 from omnid.daemon import Daemon
 from omnid.launcher.failure import ProcessFailedError
@@ -53,6 +54,7 @@ async def local_cluster(
     grpc: str,
     http: str | None,
     metrics: str | None = None,
+    tls: TlsFiles | None = None,
     echo: Callable[[str], None] | None = None,
 ) -> AsyncIterator[LocalCluster]:
     """Starts a cluster and stops it at the end of the block.
@@ -62,16 +64,18 @@ async def local_cluster(
         grpc: the coordinator's address; port 0: the system chooses.
         http: the gateway's; None: no gateway.
         metrics: the coordinator's metrics page; None: not served.
+        tls: files with which all of its processes speak mutual TLS; None: plain text.
         echo: takes each line that a child prints; None: it goes to stderr.
 
     Raises:
         ProcessFailedError: when a process ends before it was ever ready, with its last words.
         OSError: when an address is taken.
     """
-    daemon = Daemon(pipelines, listen=grpc, metrics_listen=metrics)
+    daemon = Daemon(pipelines, listen=grpc, tls=tls.server() if tls else None, metrics_listen=metrics)
     bound = await daemon.start()
-    plan = plan_stages(pipelines, bound.grpc)
-    gateway = None if http is None else _gateway(bound.grpc, http)
+    arguments = tls.arguments() if tls else ()
+    plan = plan_stages(pipelines, bound.grpc, tls=arguments)
+    gateway = None if http is None else _gateway(bound.grpc, http, arguments)
     launcher = Launcher(plan, daemon.cluster.serves, echo)
     cluster = LocalCluster(
         daemon, launcher, bound.grpc, bound.metrics, waits_for=tuple(each.command for each in plan.elsewhere)
@@ -97,6 +101,6 @@ async def local_cluster(
         raise failed.exceptions[0] if len(failed.exceptions) == 1 else failed
 
 
-def _gateway(coordinator: str, http: str) -> ProcessPlan:
-    arguments = ("--coordinator", coordinator, "--listen", http, "--ready-fd", "3")
+def _gateway(coordinator: str, http: str, tls: tuple[str, ...]) -> ProcessPlan:
+    arguments = ("--coordinator", coordinator, "--listen", http, "--ready-fd", "3", *tls)
     return ProcessPlan("gateway", GATEWAY, arguments)

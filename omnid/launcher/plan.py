@@ -49,10 +49,12 @@ class ClusterPlan:
     """Environment of the nursery itself."""
 
 
-def plan_stages(pipelines: Sequence[config_pb2.ResolvedPipeline], coordinator: str, host: str = "") -> ClusterPlan:
+def plan_stages(
+    pipelines: Sequence[config_pb2.ResolvedPipeline], coordinator: str, host: str = "", tls: Sequence[str] = ()
+) -> ClusterPlan:
     """Every replica of the pipelines, for the launcher on `host` (empty: this machine's own name).
 
-    `coordinator` is the gRPC target that the stage servers join.
+    `coordinator` is the gRPC target that the stage servers join, `tls` their arguments for its files.
     """
     host = host or socket.gethostname()
     here: list[ProcessPlan] = []
@@ -63,6 +65,7 @@ def plan_stages(pipelines: Sequence[config_pb2.ResolvedPipeline], coordinator: s
                 arguments = (
                     *("--coordinator", coordinator),
                     *("--model", pipeline.model, "--stage", placement.stage, "--index", str(index)),
+                    *tls,
                 )
                 name = f"{pipeline.model}/{placement.stage}/{index}"
                 where = placement.hosts[index] if index < len(placement.hosts) else ""

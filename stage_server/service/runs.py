@@ -32,6 +32,7 @@ class SessionRun:
     """In the engine, unique in this process."""
     request_id: str
     role: str
+    traceparent: str
     begun: float
     credit: float
     """Messages that may still be sent; infinite for a reader without credits."""

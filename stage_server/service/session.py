@@ -13,6 +13,7 @@ from collections.abc import Iterable
 
 import torch
 
+from omni.rpc import tracing
 from omni.rpc.errors import OmniError, Reason
 from omni.rpc.params import overlay
 from omni.v1 import content_pb2, stage_pb2, tensor_pb2
@@ -164,6 +165,7 @@ class Session:
             id=self._host.new_id(),
             request_id=start.request_id,
             role=start.role,
+            traceparent=start.traceparent,
             begun=time.monotonic(),
             credit=start.window or math.inf,
             sources={(each.stage, each.role): Source() for each in start.sources},
@@ -219,6 +221,8 @@ class Session:
         if run.timer is not None:
             run.timer.cancel()
         self._host.remove(run, outcome)
+        attributes = {"omni.request_id": run.request_id, "omni.role": run.role, "omni.outcome": outcome}
+        tracing.record(f"run {self._host.spec.stage}", run.traceparent, run.begun, time.monotonic(), attributes)
         if outcome != "finished":
             self._host.arena.release_all(run.holder)
         if self._closed:

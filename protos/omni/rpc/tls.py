@@ -27,6 +27,33 @@ class ServerTls:
 
 
 @dataclass(frozen=True, slots=True)
+class TlsFiles:
+    """Files, PEM, with which a process serves and calls, both sides showing a certificate.
+
+    Attributes:
+        ca: certificates that peers' certificates are checked against.
+        cert: certificate chain of this process, own first.
+        key: private key of the certificate.
+    """
+
+    ca: Path
+    cert: Path
+    key: Path
+
+    def server(self) -> ServerTls:
+        """To serve with."""
+        return ServerTls(self.cert, self.key, self.ca)
+
+    def client(self) -> "ClientTls":
+        """To call with."""
+        return ClientTls(self.ca, self.cert, self.key)
+
+    def arguments(self) -> tuple[str, ...]:
+        """As our commands take them."""
+        return ("--tls-ca", str(self.ca), "--tls-cert", str(self.cert), "--tls-key", str(self.key))
+
+
+@dataclass(frozen=True, slots=True)
 class ClientTls:
     """Files of a client, PEM.
 

@@ -4,6 +4,7 @@ Off, nothing of OpenTelemetry is imported and a span costs one comparison; trace
 """
 
 import os
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -83,6 +84,30 @@ def span(
         _propagator().inject(carrier, set_span_in_context(current))
         with context.bound(traceparent=carrier.get(context.TRACEPARENT_KEY, "")):
             yield
+
+
+def record(
+    name: str, traceparent: str, began: float, ended: float, attributes: Mapping[str, Attribute] | None = None
+) -> None:
+    """A span of what is over, for work that no block of code surrounds.
+
+    Args:
+        name: what was done: "request", "run thinker".
+        traceparent: W3C trace context of the span that it belongs to, or "".
+        began: by `time.monotonic`, in seconds.
+        ended: the same.
+        attributes: of the span.
+    """
+    if _tracer is None:
+        return
+    offset = time.time() - time.monotonic()
+    recorded = _tracer.start_span(
+        name,
+        context=_parent(traceparent),
+        start_time=round((began + offset) * 1e9),
+        attributes=dict(attributes or {}),
+    )
+    recorded.end(round((ended + offset) * 1e9))
 
 
 def _propagator() -> "TraceContextTextMapPropagator":
