@@ -94,13 +94,22 @@ def public_param(field: str) -> str:
     return field
 
 
+def _public_message(error: OmniError) -> str:
+    """The message, with fields of the contract under the names that the sender knows."""
+    message = error.message
+    for violation in error.fields:
+        if public := public_param(violation.field):
+            message = message.replace(violation.field, public)
+    return message
+
+
 def body(error: OmniError, request_id: str) -> dict[str, object]:
     """The body of an error answer, or of an error event on a stream."""
     http = TABLE[error.reason]
     param = public_param(error.fields[0].field) if error.fields else None
     return {
         "error": {
-            "message": error.message,
+            "message": _public_message(error),
             "type": http.type,
             "param": param or None,
             "code": http.code,

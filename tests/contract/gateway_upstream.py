@@ -18,6 +18,7 @@ from gateway.server import HttpServer
 from gateway.settings import Settings
 from omni.rpc.errors import OmniError
 from omni.rpc.server import Server, make_server
+from omni.rpc.tls import ServerTls
 from omni.v1 import config_pb2, content_pb2, generate_pb2, generate_pb2_grpc
 
 BOUND_S = 10.0
@@ -140,9 +141,9 @@ class Omni(generate_pb2_grpc.OmniServiceServicer):
             await self._seen.wait_for(lambda: len(self.turns) > index)
         return self.turns[index]
 
-    async def seen(self, condition: Callable[[], bool]) -> None:
-        """Waits until `condition` holds after some message from the gateway."""
-        async with asyncio.timeout(BOUND_S), self._seen:
+    async def seen(self, condition: Callable[[], bool], within: float = BOUND_S) -> None:
+        """Waits until `condition` holds after some message from the gateway; TimeoutError after `within` seconds."""
+        async with asyncio.timeout(within), self._seen:
             await self._seen.wait_for(condition)
 
 
@@ -214,9 +215,9 @@ def image_model() -> generate_pb2.Model:
     )
 
 
-async def start_omni(omni: Omni, address: str = "127.0.0.1:0") -> tuple[Server, str]:
+async def start_omni(omni: Omni, address: str = "127.0.0.1:0", tls: ServerTls | None = None) -> tuple[Server, str]:
     """Serves `omni`; the server and its target."""
-    server = make_server(tls=None, registry=CollectorRegistry(), service_names=["omni.v1.OmniService"])
+    server = make_server(tls=tls, registry=CollectorRegistry(), service_names=["omni.v1.OmniService"])
     server.add(generate_pb2_grpc.add_OmniServiceServicer_to_server, omni)
     port = await server.start(address)
     return server, f"127.0.0.1:{port}"

@@ -5,7 +5,7 @@ import base64
 import openai
 import pytest
 
-from omni.rpc.errors import OmniError, Reason
+from omni.rpc.errors import FieldViolation, OmniError, Reason
 from omni.v1 import config_pb2, content_pb2
 from tests.contract.gateway_upstream import AUDIO, TEXT, Omni, finished, sdk
 
@@ -200,6 +200,21 @@ async def test_a_late_failure_of_a_stream_is_an_error_event_and_no_end_mark():
             async for _ in stream:
                 pass
     assert failed.value.body["stage"] == "talker" and failed.value.code == "sequence_broken"
+
+
+async def test_a_refusal_by_the_coordinator_speaks_of_the_sender_s_own_fields():
+    async def script(turn):
+        field = 'params["thinker"].sampling.max_tokens'
+        fields = [FieldViolation(field, "is more than the 64 that are left")]
+        await turn.fail(OmniError(Reason.PROMPT_TOO_LONG, f"{field}: is more than the 64 that are left", fields=fields))
+
+    omni = Omni()
+    omni.script = script
+    async with sdk(omni) as client:
+        with pytest.raises(openai.BadRequestError) as failed:
+            await client.chat.completions.create(model="tiny-omni", messages=HELLO)
+    assert failed.value.param == "max_tokens" and failed.value.code == "context_length_exceeded"
+    assert failed.value.body["message"] == "max_tokens: is more than the 64 that are left"
 
 
 async def test_a_request_that_somebody_else_cancelled_is_no_answer():

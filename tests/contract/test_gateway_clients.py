@@ -6,7 +6,9 @@ import json
 import socket
 
 import httpx
+import trustme
 
+from omni.rpc.tls import ClientTls, ServerTls
 from omni.v1 import content_pb2
 from tests.contract.gateway_upstream import BOUND_S, Omni, gateway, gateway_at, hello, http, start_omni
 
@@ -84,18 +86,12 @@ async def test_a_client_that_reads_nothing_holds_up_its_own_request_only():
             # It goes on until the buffers between here and there are full, and then it stands.
             while True:
                 taken = turn.taken
-                await omni_seen_more(omni, turn, taken)
+                await omni.seen(lambda taken=taken: turn.taken > taken, within=0.5)
         assert turn.taken < 500, "the gateway took what its client did not"
         async with httpx.AsyncClient(base_url=url, timeout=BOUND_S) as client:
             answer = await client.post("/v1/chat/completions", json=BODY)
         assert answer.status_code == 200
         await asyncio.wait_for(turn.cancelled.wait(), BOUND_S)
-
-
-async def omni_seen_more(omni: Omni, turn, taken: int) -> None:
-    """Raises TimeoutError when no credit comes for half a second."""
-    async with asyncio.timeout(0.5), omni._seen:
-        await omni._seen.wait_for(lambda: turn.taken > taken)
 
 
 async def test_a_client_that_stalls_for_too_long_is_given_up():
@@ -211,6 +207,46 @@ async def test_a_picture_without_its_last_piece_is_an_error():
     async with http(omni) as client:
         answer = await client.post("/v1/images/generations", json={"prompt": "x"})
     assert answer.status_code == 500 and "ended short" in answer.json()["error"]["message"]
+
+
+async def test_streams_over_mutual_tls_serve_and_a_stranger_s_do_not(tmp_path):
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(tmp_path / "ca")
+    for name in ("127.0.0.1", "client"):
+        certificate = authority.issue_cert(name)
+        certificate.private_key_pem.write_to_path(tmp_path / f"{name}.key")
+        certificate.cert_chain_pems[0].write_to_path(tmp_path / f"{name}.pem")
+    files = ServerTls(tmp_path / "127.0.0.1.pem", tmp_path / "127.0.0.1.key", tmp_path / "ca")
+    server, target = await start_omni(Omni(), tls=files)
+    own = ClientTls(tmp_path / "ca", tmp_path / "client.pem", tmp_path / "client.key")
+    try:
+        async with gateway_at(target, tls=own) as url, httpx.AsyncClient(base_url=url, timeout=BOUND_S) as client:
+            assert (await client.post("/v1/chat/completions", json=BODY)).status_code == 200
+        stranger = ClientTls(tmp_path / "ca")
+        async with (
+            gateway_at(target, attached=False, tls=stranger) as url,
+            httpx.AsyncClient(base_url=url, timeout=BOUND_S) as client,
+        ):
+            assert (await client.post("/v1/chat/completions", json=BODY)).status_code == 503
+    finally:
+        await server.stop(0)
+
+
+async def test_urls_of_media_are_fetched_only_when_allowed_and_never_from_this_host():
+    asked = []
+
+    async def serve(reader, writer):
+        asked.append(await reader.readline())
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/a.png"
+        body = BODY | {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}]}
+        for allowed, says in ((False, "fetches no URLs"), (True, "not on the public internet")):
+            async with http(Omni(), allow_media_urls=allowed) as client:
+                answer = await client.post("/v1/chat/completions", json=body)
+            assert answer.status_code == 400 and says in answer.json()["error"]["message"]
+    assert asked == []
 
 
 async def test_many_requests_share_one_stream_and_get_their_own_answers():
