@@ -163,12 +163,20 @@ def generate(
 ) -> None:
     """Asks a running cluster; text is printed as it comes, files are saved."""
     from omnid.client.asynchronous import AsyncOmni
-    from omnid.client.types import Generation
+    from omnid.client.types import MODALITIES, Generation
 
     async def ask() -> None:
         made = Generation()
         async with AsyncOmni(target, tls=_client_tls(tls_from)) as client:
-            async for each in client.stream(model, prompt, outputs=output or (), generation=made):
+            # Sound without a header is for programs; a file is to be played.
+            spoken = [
+                each.stage
+                for served in await client.models()
+                for each in served.outputs
+                if served.model == model and each.modality == MODALITIES["audio"]
+            ]
+            params = {stage: {"format": "MEDIA_FORMAT_WAV"} for stage in spoken}
+            async for each in client.stream(model, prompt, outputs=output or (), params=params, generation=made):
                 typer.echo(each.text, nl=False)
         typer.echo()
         for index, artifact in enumerate(made.artifacts):

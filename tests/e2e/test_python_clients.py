@@ -1,0 +1,39 @@
+"""The Python clients, on clusters of their own."""
+
+from __future__ import annotations
+
+import pytest
+
+from omni.rpc.errors import InvalidArgumentError, NotFoundError
+from omnid.client import Generation, Omni
+
+
+@pytest.fixture(scope="module")
+def omni():
+    with Omni("synthetic") as started:
+        yield started
+
+
+def test_one_prompt_gives_one_answer(omni: Omni) -> None:
+    answer = omni.generate("synthetic", "go", outputs=["text", "audio"], params={"a": {"extra": {"tokens": 5}}})
+    assert isinstance(answer, Generation)
+    assert len(answer.token_ids) == 5
+    assert [artifact.modality for artifact in answer.artifacts] == ["audio"]
+    assert answer.finished.stages[0].usage.completion_tokens == 5
+
+
+def test_many_prompts_are_answered_in_their_order(omni: Omni) -> None:
+    answers = omni.generate("synthetic-single", [f"prompt {number}" for number in range(40)])
+    assert isinstance(answers, list)
+    assert len(answers) == 40
+    assert all(len(answer.token_ids) == 16 for answer in answers)
+
+
+def test_errors_have_their_types_and_the_cluster_goes_on(omni: Omni) -> None:
+    with pytest.raises(NotFoundError, match="synthetic-single"):
+        omni.generate("synthetic-singl", "go")
+    with pytest.raises(InvalidArgumentError, match="tokens"):
+        omni.generate("synthetic", "go", params={"a": {"extra": {"tokns": 5}}})
+    with pytest.raises(InvalidArgumentError, match="outputs"):
+        omni.generate("synthetic", "go", outputs=["smell"])
+    assert omni.generate("synthetic", "go").text
