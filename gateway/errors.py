@@ -40,6 +40,7 @@ TABLE: dict[Reason, Http] = {
     Reason.MESSAGE_TOO_LARGE: Http(413, _INVALID, "request_too_large"),
     Reason.NO_REPLICA: Http(503, "service_unavailable_error", "no_replica"),
     Reason.REPLICA_LOST: Http(503, "service_unavailable_error", "replica_lost"),
+    Reason.REPLACED: Http(503, "service_unavailable_error", "replaced"),
     Reason.DRAINING: Http(503, "service_unavailable_error", "draining"),
     Reason.UNREACHABLE: Http(503, "service_unavailable_error", "coordinator_unreachable"),
     Reason.STAGE_FAILED: Http(500, "server_error", "stage_failed"),

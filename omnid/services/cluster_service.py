@@ -78,4 +78,5 @@ class ClusterService(cluster_pb2_grpc.ClusterServiceServicer):
 
 async def _until_replaced(member: Member) -> None:
     await member.replaced.wait()
-    raise OmniError(Reason.DRAINING, f"{member.name} has joined anew", replica=member.name)
+    text = f"another process has joined as {member.name}: this one is no longer a replica"
+    raise OmniError(Reason.REPLACED, text, replica=member.name)

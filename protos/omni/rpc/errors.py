@@ -42,6 +42,7 @@ class Reason(enum.StrEnum):
     NO_REPLICA = "NO_REPLICA"
     REPLICA_LOST = "REPLICA_LOST"
     DRAINING = "DRAINING"
+    REPLACED = "REPLACED"
     UNREACHABLE = "UNREACHABLE"
     STAGE_FAILED = "STAGE_FAILED"
     SEQUENCE_BROKEN = "SEQUENCE_BROKEN"
@@ -264,6 +265,7 @@ TABLE: dict[Reason, Row] = {
     Reason.NO_REPLICA: Row(grpc.StatusCode.UNAVAILABLE, UnavailableError, 1.0),
     Reason.REPLICA_LOST: Row(grpc.StatusCode.UNAVAILABLE, UnavailableError, 0.5),
     Reason.DRAINING: Row(grpc.StatusCode.UNAVAILABLE, UnavailableError, 1.0),
+    Reason.REPLACED: Row(grpc.StatusCode.ABORTED, UnavailableError),
     Reason.UNREACHABLE: Row(grpc.StatusCode.UNAVAILABLE, UnavailableError, 0.5),
     Reason.STAGE_FAILED: Row(grpc.StatusCode.INTERNAL, InternalError),
     Reason.SEQUENCE_BROKEN: Row(grpc.StatusCode.DATA_LOSS, DataLossError),
