@@ -178,6 +178,8 @@ class ReplicaLink:
             run = runs.get(event.run)
             if run is None:
                 fenced += 1
+                for named in event.output.payload.tensors:
+                    self.release(named.handle.lease)
             elif event.HasField("output"):
                 output = event.output
                 span = output.range

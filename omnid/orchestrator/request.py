@@ -155,9 +155,12 @@ class Request(Timed):
             tensors: what it publishes.
             visible: whether it holds anything for a client.
         """
-        if run.state != STARTED:
-            return  # It is cancelled, and frees itself what it publishes.
         core = self._core
+        if run.state != STARTED:
+            # Its cancel and its own end may have crossed: then the stage does not know that nobody reads these.
+            for tensor in tensors:
+                core.router.release(tensor.owner, tensor.lease)
+            return
         if first != run.next:
             self._broken(run, first)
             return

@@ -7,14 +7,16 @@ credit, so whatever is made meanwhile merges and is published once.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+from omni.rpc.errors import OmniError
+
 if TYPE_CHECKING:
     import torch
 
-    from omni.rpc.errors import OmniError
     from omni.v1 import config_pb2, content_pb2
 
 
@@ -55,7 +57,12 @@ class Feed:
     end: bool = False
     """The source has finished; nothing follows from it, and this feed holds no data."""
     release: Callable[[], None] = lambda: None
-    """Gives the memory and the sender's credit back; raises TensorLostError when what was read is no longer sound."""
+    """Gives the memory and the sender's credit back; raises OmniError TENSOR_LOST when what was read is not sound."""
+
+    def discard(self) -> None:
+        """Gives it back unread: then it does not matter whether the memory was still sound."""
+        with contextlib.suppress(OmniError):
+            self.release()
 
 
 @dataclass(slots=True)

@@ -176,7 +176,7 @@ class ArEngine(Generic[StateT]):
     def _feed(self, run: int, feed: Feed) -> None:
         entry = self._entries.get(run)
         if entry is None or entry.cancelled:
-            feed.release()
+            feed.discard()
         elif entry.state is None:
             entry.feeds.append(feed)
         else:

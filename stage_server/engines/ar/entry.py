@@ -57,7 +57,7 @@ class Entry(Generic[StateT]):
         """Gives unread input back."""
         feeds, self.feeds = self.feeds, []
         for feed in feeds:
-            feed.release()
+            feed.discard()
 
     def usage(self) -> content_pb2.Usage:
         """What the run used so far."""

@@ -74,7 +74,7 @@ class DiffusionEngine(Generic[ConditioningT, SampleT]):
 
     def feed(self, run: int, feed: Feed) -> None:
         """Lets go of the input at once: a picture is drawn from its prompt."""
-        feed.release()
+        feed.discard()
 
     def cancel(self, run: int) -> None:
         self._mailbox.put(lambda: self._cancel(run))

@@ -205,7 +205,7 @@ class GenerationEngine(Generic[StateT]):
     def _feed(self, run: int, feed: Feed) -> None:
         entry = self._entries.get(run)
         if entry is None:
-            feed.release()
+            feed.discard()
             return
         try:
             try:

@@ -207,6 +207,7 @@ def test_late_output_of_a_cancelled_run_reaches_nobody() -> None:
     assert world.link("b").told == []
     assert len(client.events) == 1
     assert len(world.core.leases) == 0
+    assert world.released == [("m/a/0", 7)]
 
 
 def test_first_output_is_bounded_and_the_stage_named() -> None:
