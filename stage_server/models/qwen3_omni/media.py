@@ -66,7 +66,8 @@ def picture(field: str, media: content_pb2.Media, limits: config_pb2.MediaLimits
     except Image.DecompressionBombError as error:
         raise _error(Reason.MEDIA_TOO_LARGE, field, str(error)) from error
     except (OSError, ValueError, SyntaxError) as error:
-        raise _error(Reason.MEDIA_INVALID, field, f"is not a picture that can be decoded: {error}") from error
+        message = f"is not a picture that can be decoded; those are taken: {', '.join(FORMATS)}"
+        raise _error(Reason.MEDIA_INVALID, field, message) from error
 
 
 def recording(field: str, media: content_pb2.Media, limits: config_pb2.MediaLimits, rate: int) -> NDArray[np.float32]:

@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, Cache
 from stage_server.engines.ar import attention, checkpoint
 from stage_server.engines.ar.causal import CausalDecoder, TokenState
 from stage_server.engines.ar.decoder import Geometry, Slice, last_rows
+from stage_server.engines.arguments import Arguments
 from stage_server.models.text import prompt
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ class TextDecoder(CausalDecoder[TokenState]):
 
     def check(self, run: Run) -> None:
         prompt.check(run.prompt)
+        Arguments(run.params.extra, "params.extra").done()
 
     def prepare(self, run: Run) -> TokenState:
         assert run.prompt is not None, "check() refuses a run without a prompt"
