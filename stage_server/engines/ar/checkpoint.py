@@ -23,11 +23,6 @@ LONGEST = 8192
 STEP_TOKENS = 512
 
 
-def device() -> torch.device:
-    """Where this process computes: its first visible GPU, else the CPU."""
-    return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
-
-
 def folder(spec: config_pb2.StageSpec) -> Path:
     """The checkpoint's folder.
 

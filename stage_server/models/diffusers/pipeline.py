@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from omni.rpc.errors import FieldViolation, OmniError, Reason
+from stage_server.device import device
 from stage_server.engines.arguments import Arguments
 from stage_server.engines.diffusion.model import Limits, PictureRequest
 from stage_server.models.diffusers.families import Family, Guidance, family_of
@@ -72,10 +73,10 @@ class PipelineModel:
         diffusers_logging.set_verbosity_error()
         diffusers_logging.disable_progress_bar()
         logging.getLogger("transformers").setLevel(logging.ERROR)
-        device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
-        if device.type == "cpu":
+        where = device()
+        if where.type == "cpu":
             torch.set_num_threads(1)
-        dtype = self._dtype or (torch.float32 if device.type == "cpu" else torch.bfloat16)
+        dtype = self._dtype or (torch.float32 if where.type == "cpu" else torch.bfloat16)
         try:
             classic = diffusers.DiffusionPipeline.from_pretrained(
                 self._folder, torch_dtype=dtype, local_files_only=True
@@ -85,13 +86,13 @@ class PipelineModel:
             raise OmniError(
                 Reason.BAD_REQUEST, f"checkpoint: {text}", fields=[FieldViolation("checkpoint", text)]
             ) from error
-        classic.to(device)
+        classic.to(where)
         pipe = getattr(diffusers, self._family.blocks)().init_pipeline()
         known = {name: part for name, part in classic.components.items() if part is not None}
         pipe.update_components(**{name: part for name, part in known.items() if name in pipe.component_names})
         pipe.set_progress_bar_config(disable=True)
         self._pipe = pipe
-        self._device = device
+        self._device = where
         self._blocks = pipe.blocks.get_execution_blocks(prompt=True)
         names = list(self._blocks.sub_blocks)
         at = next(

@@ -12,6 +12,7 @@ from transformers import Qwen3OmniMoeConfig
 from transformers.models.qwen3_omni_moe import modeling_qwen3_omni_moe as reference
 
 from omni.rpc.errors import OmniError, Reason
+from stage_server.device import device
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,11 +28,6 @@ _PARTS = {
 }
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
-
-
-def device() -> torch.device:
-    """Where this process computes: its first visible GPU, else the CPU."""
-    return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
 
 
 def read_config(folder: Path) -> Qwen3OmniMoeConfig:

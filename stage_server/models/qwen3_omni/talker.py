@@ -15,12 +15,13 @@ import torch
 
 from omni.rpc.errors import FieldViolation, OmniError, Reason
 from omni.v1 import config_pb2
+from stage_server.device import device
 from stage_server.engines.ar import attention, checkpoint
 from stage_server.engines.ar.decoder import Decoder, DecodeState, Geometry, Slice, last_rows, pack_positions
 from stage_server.engines.ar.engine import ArEngine
 from stage_server.engines.ar.sampling import Sampling
 from stage_server.engines.arguments import Arguments
-from stage_server.models.qwen3_omni.checkpoint import device, load_part, read_config, read_rows
+from stage_server.models.qwen3_omni.checkpoint import load_part, read_config, read_rows
 from stage_server.models.qwen3_omni.talker_codes import CodePredictor
 from stage_server.models.qwen3_omni.talker_prompt import PromptBuilder, Turns, find_turns
 

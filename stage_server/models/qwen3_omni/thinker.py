@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING
 import torch
 from transformers import Cache, GenerationConfig
 
+from stage_server.device import device
 from stage_server.engines.ar import attention, checkpoint
 from stage_server.engines.ar.causal import CausalDecoder, TokenState
 from stage_server.engines.ar.decoder import Geometry, Slice, capture, last_rows
 from stage_server.engines.ar.engine import ArEngine
 from stage_server.engines.arguments import Arguments
-from stage_server.models.qwen3_omni.checkpoint import device, load_part, read_config
+from stage_server.models.qwen3_omni.checkpoint import load_part, read_config
 from stage_server.models.qwen3_omni.processor import Inputs, PromptReader
 
 if TYPE_CHECKING:
