@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import psutil
 import pytest
@@ -17,6 +18,7 @@ from tools.tiny.recipes import model
 
 READY_SECONDS = 90
 STOP_SECONDS = 10
+SHARED = Path("/dev/shm")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +36,7 @@ class Running:
 def demo() -> Iterator[Running]:
     """One cluster for all tests; it must stop in time and leave nothing behind."""
     model("tiny-omni")
-    shared_before = set(os.listdir("/dev/shm"))
+    shared_before = set(SHARED.iterdir())
     reading, writing = os.pipe()
     process = subprocess.Popen(
         [
@@ -58,4 +60,4 @@ def demo() -> Iterator[Running]:
         process.kill()
     _, alive = psutil.wait_procs(tree, timeout=1)
     assert not alive
-    assert set(os.listdir("/dev/shm")) == shared_before
+    assert set(SHARED.iterdir()) == shared_before

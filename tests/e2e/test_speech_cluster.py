@@ -91,12 +91,9 @@ async def test_sound_begins_before_the_text_has_ended(demo) -> None:
         "thinker": {"sampling": {"temperature": 0, "min_tokens": 200, "max_tokens": 200}},
         "talker": {"sampling": {"temperature": 0, "min_tokens": 40, "max_tokens": 60}},
     }
-    order: list[str] = []
     async with AsyncOmni(demo.grpc) as omni:
-        async for output in omni.stream(
-            "tiny-omni", "Tell me a story.", outputs=["text", "audio"], params=wanted, timeout=60
-        ):
-            order.append("sound" if output.media else "text")
+        stream = omni.stream("tiny-omni", "Tell me a story.", outputs=["text", "audio"], params=wanted, timeout=60)
+        order = ["sound" if output.media else "text" async for output in stream]
     last_text = len(order) - 1 - order[::-1].index("text")
     assert order.index("sound") < last_text
 
