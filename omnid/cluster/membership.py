@@ -34,6 +34,7 @@ class Cluster:
         self._members: dict[Key, dict[int, Member]] = {key: {} for key in self._specs}
         self._by_name: dict[str, Member] = {}
         self._joins: dict[str, int] = {}
+        self._been_ready: set[str] = set()
         self._choices = 0
         self._notices: set[asyncio.Future[None]] = set()
         self.on_room: Callable[[Key], None] = lambda _key: None
@@ -77,6 +78,8 @@ class Cluster:
         """A member says how it does."""
         before = member.load.state
         member.observe(load, self._clock())
+        if load.state == stage_pb2.REPLICA_STATE_READY:
+            self._been_ready.add(member.name)
         if load.state != before:
             _log.info("replica_state", replica=member.name, condition=member.condition(self._clock()))
             self.notice()
@@ -131,10 +134,9 @@ class Cluster:
             if key[0] == model
         )
 
-    def serves(self, replica: str) -> bool:
-        """Whether the replica of that name is here and healthy."""
-        member = self._by_name.get(replica)
-        return member is not None and member.healthy(self._clock())
+    def has_been_ready(self, replica: str) -> bool:
+        """Whether a replica of that name has ever said that it is ready."""
+        return replica in self._been_ready
 
     def missing_replicas(self) -> str:
         """What `wait_ready` waits for, for people; "" when nothing is missing."""

@@ -35,6 +35,7 @@ class _Kept:
     child: Child | None = None
     last_lines: deque[str] = field(default_factory=lambda: deque(maxlen=_LAST_LINES))
     was_ready: bool = False
+    """Known of the gateway, which says so itself."""
     starts: int = 0
 
 
@@ -43,15 +44,15 @@ class Launcher:
 
     Args:
         plan: the stage servers.
-        ready: whether the process of that name is serving, as far as anybody knows.
+        was_ready: whether the stage server of that name has ever been ready.
         echo: takes each line that a process prints.
     """
 
     def __init__(
-        self, plan: ClusterPlan, ready: Callable[[str], bool], echo: Callable[[str], None] | None = None
+        self, plan: ClusterPlan, was_ready: Callable[[str], bool], echo: Callable[[str], None] | None = None
     ) -> None:
         self._plan = plan
-        self._is_ready = ready
+        self._was_ready = was_ready
         self._echo = echo or (lambda line: print(line, file=sys.stderr, flush=True))
         self._kept: dict[str, _Kept] = {}
         self._spawner = Spawner(plan.preload, plan.env)
@@ -93,9 +94,8 @@ class Launcher:
             except NurseryLostError:
                 status = -int(signal.SIGKILL)
                 self._renew()
-            kept.was_ready = kept.was_ready or self._is_ready(plan.name)
             words = "\n".join(f"  {line}" for line in kept.last_lines) or "  (it said nothing)"
-            if not kept.was_ready:
+            if not (kept.was_ready or self._was_ready(plan.name)):
                 raise ProcessFailedError(
                     f"{plan.name} ended ({_how(status)}) before it was ready; its last words:\n{words}"
                 )
@@ -136,7 +136,6 @@ class Launcher:
 
     def _heard(self, kept: _Kept, line: str) -> None:
         kept.last_lines.append(line)
-        kept.was_ready = kept.was_ready or self._is_ready(kept.plan.name)
         self._echo(line)
 
     def _serves(self, kept: _Kept, line: str, ready: Callable[[str], None]) -> None:

@@ -76,7 +76,7 @@ async def local_cluster(
     arguments = tls.arguments() if tls else ()
     plan = plan_stages(pipelines, bound.grpc, tls=arguments)
     gateway = None if http is None else _gateway(bound.grpc, http, arguments)
-    launcher = Launcher(plan, daemon.cluster.serves, echo)
+    launcher = Launcher(plan, daemon.cluster.has_been_ready, echo)
     cluster = LocalCluster(
         daemon, launcher, bound.grpc, bound.metrics, waits_for=tuple(each.command for each in plan.elsewhere)
     )
