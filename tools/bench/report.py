@@ -16,7 +16,7 @@ class Row:
     """One figure.
 
     `value` and `floor` are medians over `runs` turns of subject and floor, in `unit`; `ratio` is the median of the
-    turns' own ratios, subject over floor; `spread` is the span of those ratios, largest minus smallest.
+    turns' own ratios, subject over floor, or `value` itself where there is no floor; `spread` is the span of those ratios, largest minus smallest.
     """
 
     part: str
@@ -48,13 +48,12 @@ def row(
     """A row of paired turns: ``subject[i]`` and ``floor[i]`` were measured one after the other."""
     ratios = [mine / theirs for mine, theirs in zip(subject, floor, strict=False)] if floor else []
     median = statistics.median(subject)
-    ratio = statistics.median(ratios) if ratios else 0.0
-    judged = ratio if ratios else median
+    ratio = statistics.median(ratios) if ratios else median
     wanted, met = "", None
     if at_least is not None:
-        wanted, met = f">= {at_least:g}", judged >= at_least
+        wanted, met = f">= {at_least:g}", ratio >= at_least
     elif at_most is not None:
-        wanted, met = f"<= {at_most:g}", judged <= at_most
+        wanted, met = f"<= {at_most:g}", ratio <= at_most
     spans = ratios or list(subject)
     return Row(
         part=part,
