@@ -16,7 +16,8 @@ class Row:
     """One figure.
 
     `value` and `floor` are medians over `runs` turns of subject and floor, in `unit`; `ratio` is the median of the
-    turns' own ratios, subject over floor, or `value` itself where there is no floor; `spread` is the span of those ratios, largest minus smallest.
+    turns' own ratios, subject over floor, or `value` itself where there is no floor; `spread` is the span of those
+    ratios (of the values, without a floor), largest minus smallest.
     """
 
     part: str
