@@ -22,6 +22,8 @@ from omnid.launcher.local import LocalCluster, local_cluster
 QUESTION = "What is two plus three?"
 PICTURE = "a red circle above a blue square on a white background"
 READY_SECONDS = 120.0
+MIN_FRAMES, MAX_FRAMES = 25, 150
+"""Of speech, 12.5 a second for a published model."""
 _LINES_KEPT = 200
 
 
@@ -77,6 +79,9 @@ async def _ask(client: openai.AsyncOpenAI) -> Spoken:
         stream=True,
         stream_options={"include_usage": True},
         temperature=0,
+        seed=1,
+        # A talker that is not trained may end at once; one that is speaks longer than this of itself.
+        extra_body={"sampling_params": {"talker": {"min_tokens": MIN_FRAMES, "max_tokens": MAX_FRAMES, "seed": 1}}},
     )
     async for chunk in stream:
         now = time.monotonic() - begun
