@@ -1,0 +1,157 @@
+"""The arena: what is published stays until it is released, and memory that was taken back is noticed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from omni.rpc.errors import OmniError, Reason
+from omni.v1 import tensor_pb2
+from stage_server.transport import dtypes
+from stage_server.transport.arena import Arena, Holder
+from stage_server.transport.buddy import SMALLEST, Buddy
+
+MIB = 1 << 20
+
+
+@given(st.lists(st.tuples(st.integers(0, 20000), st.integers(0, 50)), max_size=80))
+def test_blocks_never_overlap_and_come_back_to_one(steps: list[tuple[int, int]]) -> None:
+    buddy = Buddy(1 << 16)
+    live: list[tuple[int, int]] = []
+    for size, pick in steps:
+        offset = buddy.allocate(size)
+        if offset is not None:
+            span = 1 << Buddy.order(size)
+            assert offset % span == 0
+            assert offset + span <= buddy.capacity
+            assert all(offset + span <= o or o + (1 << Buddy.order(s)) <= offset for o, s in live)
+            live.append((offset, size))
+        if live and pick % 2:
+            buddy.free(*live.pop(pick % len(live)))
+        assert buddy.used == sum(1 << Buddy.order(size) for _, size in live)
+    for each in live:
+        buddy.free(*each)
+    assert buddy.used == 0
+    assert buddy.allocate(buddy.capacity) == 0
+
+
+@pytest.mark.parametrize("capacity", [0, SMALLEST - 1, SMALLEST + 1, 1000])
+def test_a_capacity_that_is_no_power_of_two_is_refused(capacity: int) -> None:
+    with pytest.raises(ValueError, match="power of two"):
+        Buddy(capacity)
+
+
+@pytest.fixture
+def arena():
+    made = Arena("m/s/0", 7, MIB, 60.0)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.randn(3, 5),
+        torch.randn(2, 3, 4).to(torch.bfloat16),
+        torch.arange(7),
+        torch.tensor([True, False]),
+        torch.tensor(3.5, dtype=torch.float64),
+        torch.zeros(0, 4),
+        torch.randn(6, 4).t(),
+    ],
+    ids=["float32", "bfloat16", "int64", "bool", "scalar", "empty", "strided"],
+)
+def test_a_tensor_comes_back_as_it_was(arena: Arena, tensor: torch.Tensor) -> None:
+    handle = arena.publish(tensor)
+    assert handle is not None
+    dtype, shape = dtypes.described(handle)
+    assert torch.equal(dtypes.view(arena.bytes_of(handle), dtype, shape), tensor)
+
+
+def test_a_full_arena_publishes_nothing_until_there_is_room(arena: Arena) -> None:
+    told: list[int] = []
+    arena.on_room = lambda: told.append(1)
+    half = torch.zeros(MIB // 2, dtype=torch.uint8)
+    first, second = arena.publish(half), arena.publish(half)
+    assert first is not None
+    assert second is not None
+    assert arena.publish(half) is None
+    assert arena.reserve([torch.zeros(4), half]) is None
+    assert arena.load().leases == 2
+    arena.release(first.lease)
+    assert told == [1]
+    assert arena.publish(half) is not None
+
+
+def test_a_tensor_that_could_never_fit_is_an_error(arena: Arena) -> None:
+    with pytest.raises(OmniError, match="does not fit"):
+        arena.publish(torch.zeros(MIB + 1, dtype=torch.uint8))
+
+
+def test_a_holder_releases_all_of_its_own_and_nothing_else(arena: Arena) -> None:
+    run, other, session = Holder(), Holder(), Holder()
+    for _ in range(3):
+        arena.publish(torch.zeros(8), run, session)
+    kept = arena.publish(torch.zeros(8), other, session)
+    assert kept is not None
+    arena.release_all(run)
+    assert not run.leases
+    assert session.leases == {kept.lease}
+    arena.release_all(session)
+    assert arena.load().used_bytes == 0
+
+
+def test_a_lease_is_released_once(arena: Arena) -> None:
+    handle = arena.publish(torch.zeros(8))
+    assert handle is not None
+    arena.release(handle.lease)
+    arena.release(handle.lease)
+    arena.release(12345)
+    assert arena.load().used_bytes == 0
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"lease": 1}, {"epoch": 8}, {"owner": "m/s/1"}, {"offset": 256}, {"size": 4}],
+    ids=lambda change: next(iter(change)),
+)
+def test_a_handle_that_was_tampered_with_opens_nothing(arena: Arena, change: dict[str, int]) -> None:
+    handle = arena.publish(torch.zeros(8))
+    forged = tensor_pb2.TensorHandle()
+    forged.CopyFrom(handle)
+    for name, value in change.items():
+        setattr(forged, name, value)
+    with pytest.raises(OmniError) as refused:
+        arena.bytes_of(forged)
+    assert refused.value.reason is Reason.TENSOR_LOST
+
+
+def test_memory_that_is_used_again_has_another_generation(arena: Arena) -> None:
+    first = arena.publish(torch.zeros(8))
+    assert first is not None
+    arena.release(first.lease)
+    second = arena.publish(torch.zeros(8))
+    assert second is not None
+    assert second.offset == first.offset
+    assert second.generation != first.generation
+    assert second.lease != first.lease
+
+
+def test_what_outlives_its_lease_is_taken_back() -> None:
+    arena = Arena("m/s/0", 7, MIB, 0.0)
+    assert arena.publish(torch.zeros(8)) is not None
+    assert arena.expire() is None
+    assert arena.load().used_bytes == 0
+    arena.close()
+
+
+def test_checksums_are_those_of_the_bytes() -> None:
+    arena = Arena("m/s/0", 7, MIB, 60.0, checksum=True)
+    one, same, other = (arena.publish(tensor) for tensor in (torch.ones(9), torch.ones(9), torch.zeros(9)))
+    assert one is not None
+    assert same is not None
+    assert other is not None
+    assert one.checksum == same.checksum != other.checksum
+    arena.close()
