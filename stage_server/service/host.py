@@ -162,7 +162,8 @@ class StageHost:
             self.set_state(stage_pb2.REPLICA_STATE_READY)
         return stage_pb2.ReplicaLoad(
             state=self.state,
-            running=load.running,
+            # An engine lets go of a run a moment before the run's end is said and counted: until then it is at work.
+            running=max(load.running, len(self._runs) - load.waiting),
             waiting=load.waiting,
             steps=load.steps,
             units=load.units,

@@ -73,7 +73,7 @@ class Session:
                 self._input(run, command.input_end)
             elif kind == "cancel":
                 run.cancelled = True
-                self._host.engine.cancel(run.id)
+                self._let_go(run)
         for number in credits_:
             run = self._runs.get(number)
             if run is not None:
@@ -88,7 +88,7 @@ class Session:
         self._closed = True
         for run in list(self._runs.values()):
             run.cancelled = True
-            self._host.engine.cancel(run.id)
+            self._let_go(run)
         self._host.arena.release_all(self._published)
         self._host.forget(self)
 
@@ -213,7 +213,15 @@ class Session:
         """Fails a run; it ends when the engine has let go of it."""
         if run.error is None and not run.cancelled and run.number in self._runs:
             run.error = self._located(error, run).to_status()
+            self._let_go(run)
+
+    def _let_go(self, run: SessionRun) -> None:
+        """Ends a cancelled or broken run: at once when its engine has finished already, else when the engine has."""
+        if run.finished is None:
             self._host.engine.cancel(run.id)
+            return
+        run.finished.reason = content_pb2.FINISH_REASON_CANCELLED
+        self._end(run, "cancelled" if run.error is None else "failed")
 
     def _end(self, run: SessionRun, outcome: str) -> None:
         """Says a run's last word and forgets it."""
