@@ -162,6 +162,8 @@ class Request(Timed):
                 core.router.release(tensor.owner, tensor.lease)
             return
         if first != run.next:
+            for tensor in tensors:  # They go back with the request: a doubled one may be in a reader's hands.
+                core.leases.add(self.id, tensor, 1)
             self._broken(run, first)
             return
         now = core.now

@@ -11,7 +11,6 @@ from google.rpc import status_pb2
 from omni.v1 import stage_pb2
 from stage_server.engines.base import Finished
 from stage_server.service.outbox import Outbox
-from stage_server.transport.arena import Holder
 
 
 @dataclass(slots=True)
@@ -37,7 +36,6 @@ class SessionRun:
     credit: float
     """Messages that may still be sent; infinite for a reader without credits."""
     sources: dict[tuple[str, str], Source]
-    holder: Holder = field(default_factory=Holder)
     outbox: Outbox = field(default_factory=Outbox)
     queued: bool = False
     """In the session's list of runs that have something to send."""

@@ -231,8 +231,8 @@ class Session:
         self._host.remove(run, outcome)
         attributes = {"omni.request_id": run.request_id, "omni.role": run.role, "omni.outcome": outcome}
         tracing.record(f"run {self._host.spec.stage}", run.traceparent, run.begun, time.monotonic(), attributes)
-        if outcome != "finished":
-            self._host.arena.release_all(run.holder)
+        # What it has published stays until the coordinator gives it back: its readers' own cancels may still be on
+        # their way, and memory that is gone would look like a fault to them.
         if self._closed:
             return
         if run.error is not None:
@@ -290,7 +290,7 @@ class Session:
     def _reserve(self, run: SessionRun, tensors: dict[str, torch.Tensor], payload: content_pb2.Payload) -> bool:
         """Room in the arena for the tensors, named in the payload; False when the run has to wait for it."""
         try:
-            handles = self._host.arena.reserve(list(tensors.values()), run.holder, self._published)
+            handles = self._host.arena.reserve(list(tensors.values()), self._published)
         except OmniError as error:
             self._break(run, error)
             return False
@@ -304,13 +304,18 @@ class Session:
     async def _send_large(self, run: SessionRun, tensors: list[torch.Tensor], event: stage_pb2.RunEvent) -> None:
         """Copies large tensors on another thread, so that the other runs go on, then sends the output."""
         arena = self._host.arena
-        for tensor, named in zip(tensors, event.output.payload.tensors, strict=True):
-            await asyncio.to_thread(arena.copy, tensor, named.handle)
-        run.publishing = False
-        if run.number in self._runs and not (self._closed or run.cancelled or run.error is not None):
+        handles = [named.handle for named in event.output.payload.tensors]
+        try:
+            filled = await arena.fill(tensors, handles)
+        finally:
+            run.publishing = False
+        if filled and run.number in self._runs and not (self._closed or run.cancelled or run.error is not None):
             self._emit(self._next, run, event)
             self._filled.set()
             self._queue(run)
+            return
+        for handle in handles:
+            arena.release(handle.lease)
 
     # Inputs.
 

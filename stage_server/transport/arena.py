@@ -7,6 +7,7 @@ in place that looks before and after its read notices that the memory was taken 
 
 from __future__ import annotations
 
+import asyncio
 import mmap
 import os
 import secrets
@@ -37,7 +38,10 @@ class _Lease:
     offset: int
     size: int
     since: float
-    holders: tuple[Holder, ...]
+    holder: Holder | None
+    filling: bool = False
+    """Another thread copies into it: it is freed when that has ended."""
+    ended: bool = False
 
 
 def region_bytes(capacity: int) -> int:
@@ -46,7 +50,7 @@ def region_bytes(capacity: int) -> int:
 
 
 class Arena:
-    """Owned by the server's event loop; only `copy` of a reserved slot may run on another thread.
+    """Owned by the server's event loop; `fill` alone works on another thread.
 
     Args:
         owner: name of this replica.
@@ -73,19 +77,21 @@ class Arena:
         self.on_room: Callable[[], None] = lambda: None
         """Called when memory was freed."""
 
-    def publish(self, tensor: torch.Tensor, *holders: Holder) -> tensor_pb2.TensorHandle | None:
+    def publish(self, tensor: torch.Tensor, holder: Holder | None = None) -> tensor_pb2.TensorHandle | None:
         """Copies a tensor in (device to host directly) and returns its handle; None when there is no room now.
 
         Raises:
             OmniError: STAGE_FAILED, when it could never fit.
         """
-        handles = self.reserve([tensor], *holders)
+        handles = self.reserve([tensor], holder)
         if handles is None:
             return None
         self.copy(tensor, handles[0])
         return handles[0]
 
-    def reserve(self, tensors: Sequence[torch.Tensor], *holders: Holder) -> list[tensor_pb2.TensorHandle] | None:
+    def reserve(
+        self, tensors: Sequence[torch.Tensor], holder: Holder | None = None
+    ) -> list[tensor_pb2.TensorHandle] | None:
         """Handles for all of the tensors, whose bytes are still to be copied in; None when there is no room now.
 
         Raises:
@@ -93,7 +99,7 @@ class Arena:
         """
         handles: list[tensor_pb2.TensorHandle] = []
         for tensor in tensors:
-            handle = self._reserve(tensor, holders)
+            handle = self._reserve(tensor, holder)
             if handle is None:
                 for each in handles:
                     self._free(each.lease)
@@ -101,7 +107,7 @@ class Arena:
             handles.append(handle)
         return handles
 
-    def _reserve(self, tensor: torch.Tensor, holders: tuple[Holder, ...]) -> tensor_pb2.TensorHandle | None:
+    def _reserve(self, tensor: torch.Tensor, holder: Holder | None) -> tensor_pb2.TensorHandle | None:
         size = tensor.nbytes
         if size > self.capacity:
             raise OmniError(
@@ -111,8 +117,8 @@ class Arena:
         if offset is None:
             return None
         lease = secrets.randbits(63) + 1
-        self._leases[lease] = _Lease(offset, size, time.monotonic(), holders)
-        for holder in holders:
+        self._leases[lease] = _Lease(offset, size, time.monotonic(), holder)
+        if holder is not None:
             holder.leases.add(lease)
         return tensor_pb2.TensorHandle(
             owner=self.owner,
@@ -126,13 +132,40 @@ class Arena:
         )
 
     def copy(self, tensor: torch.Tensor, handle: tensor_pb2.TensorHandle) -> None:
-        """Fills a reserved slot; from any thread."""
+        """Fills a reserved slot."""
         if not handle.size:
             return
         slot = self._memory[handle.offset : handle.offset + handle.size]
         dtypes.view(slot, tensor.dtype, tensor.shape).copy_(tensor)
         if self._checksum:
             handle.checksum = xxhash.xxh3_64_intdigest(memoryview(slot.numpy()))
+
+    async def fill(self, tensors: Sequence[torch.Tensor], handles: Sequence[tensor_pb2.TensorHandle]) -> bool:
+        """Fills reserved slots on another thread; False when a lease of them has ended meanwhile.
+
+        However this call and the leases end, the memory is given to nobody else before the copying has ended.
+        """
+        leases = [self._leases[handle.lease] for handle in handles]
+        loop = asyncio.get_running_loop()
+
+        def copy_all() -> None:
+            try:
+                for tensor, handle in zip(tensors, handles, strict=True):
+                    self.copy(tensor, handle)
+            finally:
+                loop.call_soon_threadsafe(self._filled, leases)
+
+        for lease in leases:
+            lease.filling = True
+        await asyncio.shield(loop.run_in_executor(None, copy_all))
+        return not any(lease.ended for lease in leases)
+
+    def _filled(self, leases: list[_Lease]) -> None:
+        for lease in leases:
+            lease.filling = False
+            if lease.ended:
+                self._reclaim(lease)
+        self.on_room()
 
     def bytes_of(self, handle: tensor_pb2.TensorHandle) -> torch.Tensor:
         """The memory of a handle of this arena, uint8 [size].
@@ -159,12 +192,18 @@ class Arena:
         held = self._leases.pop(lease, None)
         if held is None:
             return False
-        for holder in held.holders:
-            holder.leases.discard(lease)
-        at = held.offset // SMALLEST
-        self._generations[at] = (self._generations[at] + 1) & 0xFFFFFFFF
-        self._buddy.free(held.offset, held.size)
+        if held.holder is not None:
+            held.holder.leases.discard(lease)
+        held.ended = True
+        if held.filling:
+            return False
+        self._reclaim(held)
         return True
+
+    def _reclaim(self, lease: _Lease) -> None:
+        at = lease.offset // SMALLEST
+        self._generations[at] = (self._generations[at] + 1) & 0xFFFFFFFF
+        self._buddy.free(lease.offset, lease.size)
 
     def release_all(self, holder: Holder) -> None:
         """Frees what the holder published and nobody released."""

@@ -87,7 +87,7 @@ async def test_a_deadline_cancels_the_handler_and_is_known_to_it():
         error = await failure(it.stub.ListModels(generate_pb2.ListModelsRequest(), timeout=1))
         await asyncio.wait_for(cancelled.wait(), 5)
     assert isinstance(error, DeadlineExceededError)
-    assert 0 < left[0] <= 1
+    assert 0 < left[0] < 5, "the deadline of the client, not the bound of the server"
 
 
 async def test_a_client_that_goes_away_closes_a_generator():

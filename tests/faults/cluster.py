@@ -33,6 +33,7 @@ models:
   - name: chain
     pipeline: synthetic
     arena: 4MiB
+    lease: 3  # What a lost message has published comes back only so.
     bounds: {queue: 5, first_output: 4, gap: 2, cancel: 2, total: 60}
     max_requests: 2048
 """

@@ -336,8 +336,8 @@ Global___RunOutput: _TypeAlias = RunOutput  # noqa: Y015
 
 @_typing.final
 class RunFinished(_message.Message):
-    """The end of a run that did not fail, after all its outputs. For a cancelled run: its engine has let go of it and
-    what it had published is released.
+    """The end of a run that did not fail, after all its outputs. For a cancelled run: its engine has let go of it. What a
+    run has published stays, whatever its end, until it is released, its lease is over or the stream has ended.
     """
 
     DESCRIPTOR: _descriptor.Descriptor

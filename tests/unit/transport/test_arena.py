@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
+
 import pytest
 import torch
 from hypothesis import given
@@ -91,16 +94,53 @@ def test_a_tensor_that_could_never_fit_is_an_error(arena: Arena) -> None:
 
 
 def test_a_holder_releases_all_of_its_own_and_nothing_else(arena: Arena) -> None:
-    run, other, session = Holder(), Holder(), Holder()
+    one, other = Holder(), Holder()
     for _ in range(3):
-        arena.publish(torch.zeros(8), run, session)
-    kept = arena.publish(torch.zeros(8), other, session)
+        arena.publish(torch.zeros(8), one)
+    kept = arena.publish(torch.zeros(8), other)
     assert kept is not None
-    arena.release_all(run)
-    assert not run.leases
-    assert session.leases == {kept.lease}
-    arena.release_all(session)
+    arena.release_all(one)
+    assert not one.leases
+    assert other.leases == {kept.lease}
+    arena.release_all(other)
     assert arena.load().used_bytes == 0
+
+
+async def test_memory_is_given_to_nobody_else_while_it_is_filled(arena: Arena) -> None:
+    tensor = torch.ones(MIB, dtype=torch.uint8)
+    holder = Holder()
+    handles = arena.reserve([tensor], holder)
+    assert handles is not None
+    begun, go = threading.Event(), threading.Event()
+    copy = arena.copy
+
+    def slow_copy(tensor: torch.Tensor, handle: tensor_pb2.TensorHandle) -> None:
+        begun.set()
+        assert go.wait(10)
+        copy(tensor, handle)
+
+    arena.copy = slow_copy  # type: ignore[method-assign]
+    filling = asyncio.create_task(arena.fill([tensor], handles))
+    assert await asyncio.to_thread(begun.wait, 10)
+    arena.release_all(holder)
+    filling.cancel()
+    assert arena.load().leases == 0
+    assert arena.reserve([tensor]) is None
+    room = asyncio.get_running_loop().create_future()
+    arena.on_room = lambda: room.set_result(arena.load().used_bytes)
+    go.set()
+    assert await asyncio.wait_for(room, 10) == 0
+
+
+async def test_a_slot_whose_lease_has_ended_while_it_was_filled_is_not_for_use(arena: Arena) -> None:
+    kept, ended = arena.reserve([torch.zeros(8)]), arena.reserve([torch.zeros(8)])
+    assert kept is not None
+    assert ended is not None
+    assert await arena.fill([torch.ones(8)], kept)
+    filling = asyncio.create_task(arena.fill([torch.ones(8)], ended))
+    await asyncio.sleep(0)
+    arena.release(ended[0].lease)
+    assert not await filling
 
 
 def test_a_lease_is_released_once(arena: Arena) -> None:
