@@ -17,11 +17,11 @@ from omni.rpc import tracing
 from omni.rpc.errors import OmniError, Reason
 from omni.rpc.params import overlay
 from omni.v1 import content_pb2, stage_pb2, tensor_pb2
-from stage_server.engines.base import Feed, Finished, Output, Run
+from stage_server.engines.base import Finished, Output, Run
 from stage_server.service.host import StageHost
-from stage_server.service.runs import SessionRun, Source
+from stage_server.service.inbox import Inbox
+from stage_server.service.runs import SessionRun
 from stage_server.transport.arena import Holder
-from stage_server.transport.reader import Fetched
 
 HOLD_BYTES = 4 << 20
 """A run with more than this in its outbox is held out of further steps, until half of it is gone."""
@@ -68,9 +68,9 @@ class Session:
             if run is None:
                 continue  # It has ended, which its reader did not know yet.
             if kind == "input":
-                self._input(run, command.input)
+                run.inbox.put(command.input)
             elif kind == "input_end":
-                self._input(run, command.input_end)
+                run.inbox.put(command.input_end)
             elif kind == "cancel":
                 run.cancelled = True
                 self._let_go(run)
@@ -145,30 +145,38 @@ class Session:
     async def take(self) -> stage_pb2.StageServiceAttachResponse:
         """Waits until there is something to send and returns it; may be empty."""
         await self._filled.wait()
-        self._filled.clear()
-        message, self._next = self._next, stage_pb2.StageServiceAttachResponse()
         ready, self._ready = self._ready, []
         for run in ready:
             run.queued = False
-            self._send(message, run)
+            self._send(run)
+        message, self._next = self._next, stage_pb2.StageServiceAttachResponse()
+        if not self._ready:
+            self._filled.clear()
         return message
 
     # Runs.
 
     def _start(self, number: int, start: stage_pb2.StartRun) -> None:
-        if number in self._runs:
-            return self._refuse(
-                number, OmniError(Reason.BAD_REQUEST, f"run: {number} is at work on this stream"), start
-            )
+        if number in self._runs:  # A number has one end: that of the run at work says what is wrong.
+            error = OmniError(Reason.BAD_REQUEST, f"run: {number} is at work on this stream and was started again")
+            return self._break(self._runs[number], error)
+        identity = self._host.new_id()
         run = SessionRun(
             number=number,
-            id=self._host.new_id(),
+            id=identity,
             request_id=start.request_id,
             role=start.role,
             traceparent=start.traceparent,
             begun=time.monotonic(),
             credit=start.window or math.inf,
-            sources={(each.stage, each.role): Source() for each in start.sources},
+            inbox=Inbox(
+                self._host,
+                identity,
+                [(each.stage, each.role) for each in start.sources],
+                self._tasks,
+                fail=lambda error: self._break(run, error),
+                taken=lambda message: self._taken(run, message),
+            ),
         )
         try:
             self._host.admit()
@@ -183,7 +191,7 @@ class Session:
                     params=overlay(self._host.spec.defaults, start.params),
                     tensors=frozenset(start.tensors),
                     output=start.output,
-                    sources=tuple(run.sources),
+                    sources=run.inbox.sources,
                 )
             )
         except OmniError as error:
@@ -226,6 +234,7 @@ class Session:
     def _end(self, run: SessionRun, outcome: str) -> None:
         """Says a run's last word and forgets it."""
         del self._runs[run.number]
+        run.inbox.close()
         if run.timer is not None:
             run.timer.cancel()
         self._host.remove(run, outcome)
@@ -250,7 +259,7 @@ class Session:
                     reason=finished.reason, count=run.outbox.made, usage=finished.usage, timings=timings
                 ),
             )
-        self._emit(self._next, run, event)
+        self._emit(run, event)
         self._filled.set()
 
     # Outputs.
@@ -261,8 +270,8 @@ class Session:
             self._ready.append(run)
             self._filled.set()
 
-    def _send(self, message: stage_pb2.StageServiceAttachResponse, run: SessionRun) -> None:
-        """Adds to the message what the run may send now."""
+    def _send(self, run: SessionRun) -> None:
+        """Adds to the next message what the run may send now."""
         outbox = run.outbox
         if run.publishing or run.cancelled or run.error is not None or run.number not in self._runs:
             return
@@ -274,16 +283,16 @@ class Session:
                 return
             output.range.first, output.range.count = outbox.take(output.payload)
             run.credit -= 1
+            if run.held and outbox.size < HOLD_BYTES // 2:
+                run.held = False
+                self._host.engine.hold(run.id, False)
             if any(tensor.nbytes > INLINE_BYTES for tensor in tensors.values()):
                 run.publishing = True
                 self._tasks.create_task(self._send_large(run, list(tensors.values()), event))
                 return
             for tensor, named in zip(tensors.values(), output.payload.tensors, strict=True):
                 self._host.arena.copy(tensor, named.handle)
-            self._emit(message, run, event)
-            if run.held and outbox.size < HOLD_BYTES // 2:
-                run.held = False
-                self._host.engine.hold(run.id, False)
+            self._emit(run, event)
         if run.finished is not None and not outbox.count:
             self._end(run, "finished")
 
@@ -310,108 +319,12 @@ class Session:
         finally:
             run.publishing = False
         if filled and run.number in self._runs and not (self._closed or run.cancelled or run.error is not None):
-            self._emit(self._next, run, event)
+            self._emit(run, event)
             self._filled.set()
             self._queue(run)
             return
         for handle in handles:
             arena.release(handle.lease)
-
-    # Inputs.
-
-    def _input(self, run: SessionRun, message: stage_pb2.RunInput | stage_pb2.RunInputEnd) -> None:
-        """Checks numbers, then hands the message to the engine, in order."""
-        key = (message.source.stage, message.source.role)
-        source = run.sources.get(key)
-        edge = f"{key[0]}{f'[{key[1]}]' if key[1] else ''}->{self._host.spec.stage}"
-        if source is None or source.ended:
-            what = "has ended already" if source else "is not one of the run's sources"
-            self._break(run, OmniError(Reason.SEQUENCE_BROKEN, f"edge {edge}: the source {what}"))
-            return
-        if isinstance(message, stage_pb2.RunInputEnd):
-            source.ended = True
-            if message.count != source.next:
-                text = f"edge {edge}: {message.count} outputs were made, {source.next} came"
-                self._break(run, OmniError(Reason.COUNT_MISMATCH, text))
-                return
-        else:
-            if message.range.first != source.next or not message.range.count:
-                text = f"edge {edge}: number {source.next} was to come, {message.range.first} came"
-                self._break(run, OmniError(Reason.SEQUENCE_BROKEN, text))
-                return
-            source.next += message.range.count
-        run.inbox.append(message)
-        if not run.fetching:
-            self._feed(run)
-
-    def _feed(self, run: SessionRun) -> None:
-        """Hands the inbox to the engine, as far as its tensors can be had at once; fetches the others."""
-        reader = self._host.reader
-        while run.inbox:
-            message = run.inbox[0]
-            fetched: list[Fetched] = []
-            if isinstance(message, stage_pb2.RunInput):
-                try:
-                    for named in message.payload.tensors:
-                        at_once = reader.at_once(named.handle)
-                        if at_once is None:
-                            run.fetching = True
-                            self._tasks.create_task(self._fetch(run, message))
-                            return
-                        fetched.append(at_once)
-                except OmniError as error:
-                    self._break(run, error)
-                    return
-            run.inbox.popleft()
-            self._hand_over(run, message, fetched)
-
-    async def _fetch(self, run: SessionRun, message: stage_pb2.RunInput) -> None:
-        try:
-            fetched = [await self._host.reader.fetch(named.handle) for named in message.payload.tensors]
-        except OmniError as error:
-            self._break(run, error)
-            return
-        finally:
-            run.fetching = False
-        if run.number in self._runs and run.inbox and run.inbox[0] is message:
-            run.inbox.popleft()
-            self._hand_over(run, message, fetched)
-            self._feed(run)
-
-    def _hand_over(
-        self, run: SessionRun, message: stage_pb2.RunInput | stage_pb2.RunInputEnd, fetched: list[Fetched]
-    ) -> None:
-        if isinstance(message, stage_pb2.RunInputEnd):
-            self._host.engine.feed(run.id, Feed(message.source.stage, message.source.role, end=True))
-            return
-        payload = message.payload
-        tensors: dict[str, list[torch.Tensor]] = {}
-        for named, each in zip(payload.tensors, fetched, strict=True):
-            tensors.setdefault(named.name, []).append(each.tensor)
-        released = False
-
-        def release() -> None:
-            nonlocal released
-            if released:
-                return
-            released = True
-            try:
-                for each in fetched:
-                    each.check()
-            finally:
-                self._loop.call_soon_threadsafe(self._taken, run, message)
-
-        self._host.engine.feed(
-            run.id,
-            Feed(
-                message.source.stage,
-                message.source.role,
-                token_ids=payload.token_ids,
-                text=payload.text,
-                tensors=tensors,
-                release=release,
-            ),
-        )
 
     def _taken(self, run: SessionRun, message: stage_pb2.RunInput) -> None:
         """The engine is done with an input: its reader's credit and the tensors go back."""
@@ -426,9 +339,9 @@ class Session:
             self._next.credits.append(run.number)
         self._filled.set()
 
-    def _emit(self, message: stage_pb2.StageServiceAttachResponse, run: SessionRun, event: stage_pb2.RunEvent) -> None:
+    def _emit(self, run: SessionRun, event: stage_pb2.RunEvent) -> None:
         wire = self._host.wire
         if wire is None:
-            message.events.append(event)
+            self._next.events.append(event)
         else:
-            message.events.extend(wire.pass_on(run.id, event))
+            self._next.events.extend(wire.pass_on(run.id, event))

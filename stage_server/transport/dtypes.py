@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
+from omni.rpc.errors import OmniError, Reason
 from omni.v1 import tensor_pb2
 
 _TO_WIRE: dict[torch.dtype, tensor_pb2.ElementType.ValueType] = {
@@ -38,12 +39,16 @@ def described(handle: tensor_pb2.TensorHandle) -> tuple[torch.dtype, tuple[int, 
     """Dtype and shape of a handle.
 
     Raises:
-        ValueError: when they do not fit its size in bytes.
+        OmniError: TENSOR_LOST, when they do not fit its size in bytes.
     """
     dtype = _FROM_WIRE.get(handle.dtype)
     if dtype is None:
-        raise ValueError(f"element type {handle.dtype} is unknown")
+        raise _broken(handle, f"element type {handle.dtype} is unknown")
     shape = tuple(handle.shape)
-    if math.prod(shape) * dtype.itemsize != handle.size:
-        raise ValueError(f"{handle.size} bytes are no tensor of shape {shape} and dtype {dtype}")
+    if math.prod(shape) * dtype.itemsize != handle.size or any(length < 0 for length in shape):
+        raise _broken(handle, f"{handle.size} bytes are no tensor of shape {shape} and dtype {dtype}")
     return dtype, shape
+
+
+def _broken(handle: tensor_pb2.TensorHandle, what: str) -> OmniError:
+    return OmniError(Reason.TENSOR_LOST, f"a handle of {handle.owner} is broken: {what}", replica=handle.owner)

@@ -114,16 +114,13 @@ class Reader:
         Raises:
             OmniError: TENSOR_LOST.
         """
-        try:
-            if handle.owner == self._arena.owner:
-                return self._own(handle)
-            mapping = self._mappings.get(handle.owner)
-            if mapping is None or mapping.epoch != handle.epoch:
-                return None
-            self._bytes.labels("host").inc(handle.size)
-            return mapping.fetch(handle)
-        except ValueError as error:
-            raise OmniError(Reason.TENSOR_LOST, f"a handle of {handle.owner} is broken: {error}") from error
+        if handle.owner == self._arena.owner:
+            return self._own(handle)
+        mapping = self._mappings.get(handle.owner)
+        if mapping is None or mapping.epoch != handle.epoch:
+            return None
+        self._bytes.labels("host").inc(handle.size)
+        return mapping.fetch(handle)
 
     async def fetch(self, handle: tensor_pb2.TensorHandle) -> Fetched:
         """The tensor, by the best path.

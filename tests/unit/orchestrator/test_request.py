@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from recording import World, chain
@@ -115,6 +116,19 @@ def test_a_doubled_chunk_is_an_error_that_names_the_edge() -> None:
     world.let_go(request)
     assert client.failure.reason == "SEQUENCE_BROKEN"
     assert "a->b: an overlap" in client.failure.message
+
+
+@pytest.mark.parametrize("first", [0, 2], ids=["doubled", "after a gap"])
+def test_tensors_of_an_output_out_of_order_go_back_when_every_run_has_let_go(first: int) -> None:
+    world = World(chain("a", "b"))
+    request, _ = world.ask()
+    producer = world.run(request, "a")
+    world.output(producer, 0, leases=(7,))
+    world.output(producer, first, leases=(7 if first == 0 else 8,))
+    assert world.released == []
+    world.let_go(request)
+    assert sorted(world.released) == [("m/a/0", 7)] + [("m/a/0", 8)] * bool(first)
+    assert world.idle()
 
 
 def test_a_short_count_is_an_error_and_never_a_shorter_answer() -> None:
