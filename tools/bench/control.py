@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 
 import uvloop
 
+from omni.rpc.channel import make_channel
+from omni.v1 import cluster_pb2, cluster_pb2_grpc
 from tools.bench import load, report
 from tools.bench.cluster import HERE, omnid, program
 
@@ -34,25 +37,41 @@ async def sustained(target: load.Target, drive: load.Drive, runs: int, ramp: tup
     return best
 
 
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A coordinator or the bare relay, and the stage server or bare source behind it."""
+
+    relay: load.Target
+    stage: load.Target
+
+
 @contextlib.asynccontextmanager
-async def both() -> AsyncIterator[tuple[load.Target, load.Target]]:
+async def both() -> AsyncIterator[tuple[Pair, Pair]]:
     """Omnid with a synthetic stage, and the bare relay with the bare source."""
     async with contextlib.AsyncExitStack() as stack:
         coordinator = await stack.enter_async_context(omnid(HERE / "load.yaml"))
         source = await stack.enter_async_context(program("tools.bench.bare", "source"))
         relay = await stack.enter_async_context(program("tools.bench.bare", "relay", f"127.0.0.1:{source}"))
-        yield load.Target(coordinator, "load", "a"), load.Target(f"127.0.0.1:{relay}", "load", "a")
+        async with make_channel(coordinator) as channel:
+            listed = await cluster_pb2_grpc.ClusterServiceStub(channel).ListReplicas(cluster_pb2.ListReplicasRequest())
+        [replica] = listed.replicas
+        addresses = (coordinator, replica.address.target), (f"127.0.0.1:{relay}", f"127.0.0.1:{source}")
+        subject, floor = (Pair(*(load.Target(each, "load", "a") for each in pair)) for pair in addresses)
+        yield subject, floor
 
 
 async def measure() -> list[report.Row]:
     rows: list[report.Row] = []
-    async with both() as (subject, relay):
-        for target in (subject, relay):  # The first calls pay for connections and caches.
-            await load.attach(target, 16, 50, 20)
-            await load.generate(target, 16, 50, 20)
-        rows += await latencies(subject, relay)
-        rows += await rates(subject, relay)
-        rows += await overload(subject, relay)
+    async with both() as (subject, floor):
+        for pair in (subject, floor):  # The first calls pay for connections and caches.
+            await load.attach(pair.relay, 16, 50, 20)
+            await load.generate(pair.relay, 16, 50, 20)
+            await load.execute(pair.stage, 16, 50, 20)
+        rows += await latencies(subject.relay, floor.relay)
+        rows += await rates(subject.relay, floor.relay)
+        rows += await streams(load.generate, subject.relay, floor.relay, "bare relay")
+        rows += await streams(load.execute, subject.stage, floor.stage, "bare source")
+        rows += await overload(subject.relay, floor.relay)
     return rows
 
 
@@ -103,24 +122,6 @@ async def rates(subject: load.Target, relay: load.Target) -> list[report.Row]:
                 at_least=0.4,
             )
         )
-    for runs, bound in ((1, 0.8), (16, 0.8), (64, 0.8), (256, 0.7)):
-        mine, theirs = [], []
-        for _ in range(TURNS):
-            rate = 24e3 / runs
-            tokens = round(rate * SECONDS)
-            theirs.append((await load.generate(relay, runs, rate, tokens)).delivered)
-            mine.append((await load.generate(subject, runs, rate, tokens)).delivered)
-        rows.append(
-            report.row(
-                "control",
-                f"generate: delivered of 24,000/s offered, {runs} streams",
-                "tokens/s",
-                mine,
-                floor=theirs,
-                floor_name="bare relay",
-                at_least=bound,
-            )
-        )
     own = [(await load.generate(subject, 256, 24e3 / 256, round(24e3 / 256 * SECONDS))).delivered for _ in attach_256]
     rows.append(
         report.row(
@@ -133,6 +134,30 @@ async def rates(subject: load.Target, relay: load.Target) -> list[report.Row]:
             at_least=5.0,
         )
     )
+    return rows
+
+
+async def streams(drive: load.Drive, subject: load.Target, floor: load.Target, floor_name: str) -> list[report.Row]:
+    """What arrives of 24,000 tokens a second, over a stream for each run."""
+    rows = []
+    for runs, bound in ((1, 0.8), (16, 0.8), (64, 0.8), (256, 0.7)):
+        rate = 24e3 / runs
+        tokens = round(rate * SECONDS)
+        mine, theirs = [], []
+        for _ in range(TURNS):
+            theirs.append((await drive(floor, runs, rate, tokens)).delivered)
+            mine.append((await drive(subject, runs, rate, tokens)).delivered)
+        rows.append(
+            report.row(
+                "control",
+                f"{drive.__name__}: delivered of 24,000/s offered, {runs} streams",
+                "tokens/s",
+                mine,
+                floor=theirs,
+                floor_name=floor_name,
+                at_least=bound,
+            )
+        )
     return rows
 
 

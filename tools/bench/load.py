@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import grpc
 from google.protobuf import struct_pb2
 
-from omni.v1 import config_pb2, content_pb2, generate_pb2, generate_pb2_grpc
+from omni.v1 import config_pb2, content_pb2, generate_pb2, generate_pb2_grpc, stage_pb2, stage_pb2_grpc
 
 STAMP = 20
 
@@ -38,13 +38,15 @@ class Sample:
     messages: int
 
 
-def _request(target: Target, tokens: int, rate: float) -> generate_pb2.GenerateRequest:
+def _script(tokens: int, rate: float) -> config_pb2.StageParams:
     script = struct_pb2.Struct()
     script.update({"tokens": tokens, "rate": rate, "stamp": True})
+    return config_pb2.StageParams(extra=script)
+
+
+def _request(target: Target, tokens: int, rate: float) -> generate_pb2.GenerateRequest:
     return generate_pb2.GenerateRequest(
-        model=target.model,
-        prompt=content_pb2.Prompt(text="load"),
-        params={target.stage: config_pb2.StageParams(extra=script)},
+        model=target.model, prompt=content_pb2.Prompt(text="load"), params={target.stage: _script(tokens, rate)}
     )
 
 
@@ -114,6 +116,32 @@ async def generate(target: Target, runs: int, rate: float, tokens: int) -> Sampl
 
         async def one() -> None:
             async for response in stub.Generate(request):
+                meter.messages += 1
+                for event in response.events:
+                    if event.WhichOneof("event") == "output":
+                        meter.take(event.output.payload.text)
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(runs):
+                group.create_task(one())
+    return meter.sample()
+
+
+async def execute(target: Target, runs: int, rate: float, tokens: int) -> Sample:
+    """A stream for each run, straight to a stage server."""
+    meter = _Meter(rate * runs, runs * tokens)
+    async with grpc.aio.insecure_channel(target.address) as channel:
+        stub = stage_pb2_grpc.StageServiceStub(channel)
+        start = stage_pb2.StartRun(
+            request_id="load", prompt=content_pb2.Prompt(text="load"), params=_script(tokens, rate), output=True
+        )
+        message = stage_pb2.ExecuteRequest(commands=[stage_pb2.RunCommand(start=start)])
+
+        async def one() -> None:
+            call = stub.Execute()
+            await call.write(message)
+            await call.done_writing()
+            async for response in call:
                 meter.messages += 1
                 for event in response.events:
                     if event.WhichOneof("event") == "output":
