@@ -7,12 +7,10 @@ join, leave, are held or fed.
 
 from __future__ import annotations
 
-import queue
-import threading
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Generic
+from typing import Generic
 
 import structlog
 import torch
@@ -26,13 +24,9 @@ from stage_server.engines.ar.schedule import draws, plan
 from stage_server.engines.ar.step import Step, collect
 from stage_server.engines.base import Deliver, Event, Failed, Feed, Finished, Load, Output, Run
 from stage_server.engines.errors import as_error
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from stage_server.engines.thread import EngineThread
 
 log = structlog.get_logger(__name__)
-
-STOP_SECONDS = 30.0
 
 
 class ArEngine(Generic[StateT]):
@@ -42,10 +36,8 @@ class ArEngine(Generic[StateT]):
         self._decoder = decoder
         self._max_running = max_running
         self._step_tokens = step_tokens
-        self._mailbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._thread = EngineThread("ar-engine", self._turn)
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="ar-prepare")
-        self._thread: threading.Thread | None = None
-        self._stopping = False
         # Owned by the engine's thread from here on; `load` only reads lengths.
         self._entries: dict[int, Entry[StateT]] = {}
         self._waiting: deque[Entry[StateT]] = deque()
@@ -64,24 +56,23 @@ class ArEngine(Generic[StateT]):
             torch.set_num_threads(1)  # more of them wait for each other when stages share the cores
         self._geometry = geometry
         self._deliver = deliver
-        self._thread = threading.Thread(target=self._loop, name="ar-engine", daemon=True)
         self._thread.start()
 
     def submit(self, run: Run) -> None:
         """Takes a run in; its preparation starts at once."""
         self._decoder.check(run)
         entry: Entry[StateT] = Entry(run)
-        self._mailbox.put(lambda: self._take(entry))
+        self._thread.put(lambda: self._take(entry))
         entry.preparation = self._worker.submit(self._prepare, entry)
 
     def feed(self, run: int, feed: Feed) -> None:
-        self._mailbox.put(lambda: self._feed(run, feed))
+        self._thread.put(lambda: self._feed(run, feed))
 
     def cancel(self, run: int) -> None:
-        self._mailbox.put(lambda: self._cancel(run))
+        self._thread.put(lambda: self._cancel(run))
 
     def hold(self, run: int, held: bool) -> None:
-        self._mailbox.put(lambda: self._hold(run, held))
+        self._thread.put(lambda: self._hold(run, held))
 
     def load(self) -> Load:
         running = len(self._running)
@@ -90,43 +81,33 @@ class ArEngine(Generic[StateT]):
     def stop(self) -> None:
         """Ends stepping; runs at work are dropped."""
         self._worker.shutdown(wait=False, cancel_futures=True)
-        self._mailbox.put(self._end)
-        if self._thread is not None:
-            self._thread.join(STOP_SECONDS)
+        self._thread.stop()
+        for entry in list(self._entries.values()):
+            self._drop(entry)
         self._decoder.unload()
 
     # Everything below runs in the engine's thread.
 
-    def _loop(self) -> None:
-        with torch.inference_mode():
-            while not self._stopping:
-                try:
-                    self._turn()
-                except Exception as error:
-                    self._idle = False
-                    log.exception("an engine turn failed, and its runs with it")
-                    for entry in list(self._running):
-                        self._fail(entry, error)
-                if self._events:
-                    events, self._events = self._events, []
-                    self._deliver(events)
-            for entry in list(self._entries.values()):
-                self._drop(entry)
-
     def _turn(self) -> None:
+        try:
+            self._work()
+        except Exception as error:
+            self._idle = False
+            log.exception("an engine turn failed, and its runs with it")
+            for entry in list(self._running):
+                self._fail(entry, error)
+        if self._events:
+            events, self._events = self._events, []
+            self._deliver(events)
+
+    def _work(self) -> None:
         """Reads the mailbox, waiting only when the last turn found nothing to put through, and makes one step."""
-        self._read(wait=self._idle)
+        self._thread.read(wait=self._idle)
         self._admit()
         slices = self._slices()
         self._idle = not slices
         if slices:
             self._step(slices)
-
-    def _read(self, *, wait: bool) -> None:
-        if wait:
-            self._mailbox.get()()
-        while not self._mailbox.empty():  # this thread alone takes from it
-            self._mailbox.get_nowait()()
 
     def _slices(self) -> list[Slice[StateT]]:
         return plan((entry.ready_state for entry in self._running if not entry.held), self._step_tokens)
@@ -141,9 +122,9 @@ class ArEngine(Generic[StateT]):
                 state = self._decoder.prepare(entry.run)
         except Exception as error:
             failure = as_error(error, "the run could not be prepared", entry.run)
-            self._mailbox.put(lambda: self._unprepared(entry, failure))
+            self._thread.put(lambda: self._unprepared(entry, failure))
         else:
-            self._mailbox.put(lambda: self._prepared(entry, state))
+            self._thread.put(lambda: self._prepared(entry, state))
 
     def _unprepared(self, entry: Entry[StateT], error: OmniError) -> None:
         if entry.cancelled:
@@ -203,9 +184,6 @@ class ArEngine(Generic[StateT]):
     def _hold(self, run: int, held: bool) -> None:
         if entry := self._entries.get(run):
             entry.held = held
-
-    def _end(self) -> None:
-        self._stopping = True
 
     def _admit(self) -> None:
         while self._waiting and self._cache.free:

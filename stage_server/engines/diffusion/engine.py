@@ -7,13 +7,10 @@ waits for somebody else's step.
 
 from __future__ import annotations
 
-import queue
-import threading
 import time
 from typing import TYPE_CHECKING, Any, Generic
 
 import structlog
-import torch
 
 from omni.rpc.errors import OmniError, Reason
 from omni.v1 import content_pb2
@@ -22,19 +19,15 @@ from stage_server.engines.diffusion.model import ConditioningT, DiffusionModel, 
 from stage_server.engines.diffusion.params import picture_request
 from stage_server.engines.diffusion.task import Schedule, Task
 from stage_server.engines.errors import as_error
+from stage_server.engines.thread import EngineThread
 from stage_server.output.image import encode_image, mime_type
 from stage_server.output.pieces import split
 from stage_server.output.pool import EncodePool
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from numpy.typing import NDArray
 
 log = structlog.get_logger(__name__)
-
-STOP_SECONDS = 30.0
-"""How long `stop` waits for the step at work."""
 
 
 class DiffusionEngine(Generic[ConditioningT, SampleT]):
@@ -43,10 +36,8 @@ class DiffusionEngine(Generic[ConditioningT, SampleT]):
     def __init__(self, model: DiffusionModel[ConditioningT, SampleT], *, stage: str, max_running: int) -> None:
         self._model = model
         self._stage = stage
-        self._mailbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._thread = EngineThread("diffusion-engine", self._turn)
         self._encoders = EncodePool()
-        self._thread: threading.Thread | None = None
-        self._stopping = False
         # Owned by the engine's thread from here on; `load` only reads lengths and counters.
         self._schedule: Schedule[ConditioningT, SampleT] = Schedule(max_running)
         self._tasks: dict[int, Task[ConditioningT, SampleT]] = {}
@@ -59,7 +50,6 @@ class DiffusionEngine(Generic[ConditioningT, SampleT]):
         """Loads the model, then begins to step."""
         self._limits = self._model.load()
         self._deliver = deliver
-        self._thread = threading.Thread(target=self._loop, name="diffusion-engine", daemon=True)
         self._thread.start()
 
     def submit(self, run: Run) -> None:
@@ -70,17 +60,17 @@ class DiffusionEngine(Generic[ConditioningT, SampleT]):
             )
         request = picture_request(run, self._limits, self._stage)
         task: Task[ConditioningT, SampleT] = Task(run, request, self._encoders.lane())
-        self._mailbox.put(lambda: self._take(task))
+        self._thread.put(lambda: self._take(task))
 
     def feed(self, run: int, feed: Feed) -> None:
         """Lets go of the input at once: a picture is drawn from its prompt."""
         feed.discard()
 
     def cancel(self, run: int) -> None:
-        self._mailbox.put(lambda: self._cancel(run))
+        self._thread.put(lambda: self._cancel(run))
 
     def hold(self, run: int, held: bool) -> None:
-        self._mailbox.put(lambda: self._hold(run, held))
+        self._thread.put(lambda: self._hold(run, held))
 
     def load(self) -> Load:
         waiting = self._schedule.waiting
@@ -88,31 +78,19 @@ class DiffusionEngine(Generic[ConditioningT, SampleT]):
 
     def stop(self) -> None:
         """Ends stepping; runs at work are dropped."""
-        self._mailbox.put(self._end)
-        if self._thread is not None:
-            self._thread.join(STOP_SECONDS)
+        self._thread.stop()
         self._encoders.stop()
         self._model.unload()
 
     # In the engine's thread.
 
-    def _loop(self) -> None:
-        with torch.inference_mode():
-            while not self._stopping:
-                self._read(wait=not self._schedule.ready)
-                if (task := self._schedule.next()) is not None:
-                    self._step(task)
-                if self._events:
-                    events, self._events = self._events, []
-                    self._deliver(events)
-
-    def _read(self, *, wait: bool) -> None:
-        try:
-            self._mailbox.get(block=wait)()
-            while True:
-                self._mailbox.get_nowait()()
-        except queue.Empty:
-            pass
+    def _turn(self) -> None:
+        self._thread.read(wait=not self._schedule.ready)
+        if (task := self._schedule.next()) is not None:
+            self._step(task)
+        if self._events:
+            events, self._events = self._events, []
+            self._deliver(events)
 
     def _take(self, task: Task[ConditioningT, SampleT]) -> None:
         self._tasks[task.run.id] = task
@@ -128,9 +106,6 @@ class DiffusionEngine(Generic[ConditioningT, SampleT]):
     def _hold(self, run: int, held: bool) -> None:
         if (task := self._tasks.get(run)) is not None:
             task.held = held
-
-    def _end(self) -> None:
-        self._stopping = True
 
     def _step(self, task: Task[ConditioningT, SampleT]) -> None:
         """Does the run's next piece of work: prompt, one denoising step, or decoding."""
@@ -201,7 +176,7 @@ class DiffusionEngine(Generic[ConditioningT, SampleT]):
             task.ended = last
             self._deliver(events)
         if last:
-            self._mailbox.put(lambda: self._drop(task))
+            self._thread.put(lambda: self._drop(task))
 
     def _pieces(
         self, task: Task[ConditioningT, SampleT], index: int, picture: NDArray[Any]

@@ -7,11 +7,9 @@ everything of a run keeps its order because there is one lane.
 
 from __future__ import annotations
 
-import queue
-import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Generic
 
@@ -23,8 +21,10 @@ from omni.rpc.errors import FieldViolation, OmniError, Reason
 from omni.v1 import config_pb2, content_pb2
 from stage_server.engines.arguments import Arguments
 from stage_server.engines.base import Deliver, Event, Failed, Feed, Finished, Load, Output, Run
+from stage_server.engines.errors import as_error
 from stage_server.engines.generation.decoder import ChunkDecoder, StateT
 from stage_server.engines.generation.voice import Voice, check_format
+from stage_server.engines.thread import EngineThread
 from stage_server.output.pool import EncodePool
 
 if TYPE_CHECKING:
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-STOP_SECONDS = 30.0
 STEPS_AHEAD = 4
 """Steps that may wait for the encoder; then the engine waits for it."""
 SILENCE = np.zeros(0, np.float32)
@@ -99,11 +98,9 @@ class GenerationEngine(Generic[StateT]):
         self._decoder = decoder
         self._options = options
         self._max_running = max_running
-        self._mailbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._thread = EngineThread("generation-engine", self._turn)
         self._pool = EncodePool(workers=1, pending=STEPS_AHEAD)
         self._lane = self._pool.lane()
-        self._thread: threading.Thread | None = None
-        self._stopping = False
         # Owned by the engine's thread from here on; `load` only reads lengths.
         self._entries: dict[int, _Entry[StateT]] = {}
         self._waiting: deque[_Entry[StateT]] = deque()
@@ -118,7 +115,6 @@ class GenerationEngine(Generic[StateT]):
         with torch.inference_mode():
             self._decoder.load()
         self._deliver = deliver
-        self._thread = threading.Thread(target=self._loop, name="generation-engine", daemon=True)
         self._thread.start()
 
     def submit(self, run: Run) -> None:
@@ -133,16 +129,16 @@ class GenerationEngine(Generic[StateT]):
             raise OmniError(Reason.BAD_REQUEST, "this stage reads another stage's output, not a prompt")
         voice = Voice(media_format, self._decoder.sample_rate, wanted=run.output)
         entry = _Entry[StateT](run, voice, open_sources=set(run.sources))
-        self._mailbox.put(lambda: self._take(entry))
+        self._thread.put(lambda: self._take(entry))
 
     def feed(self, run: int, feed: Feed) -> None:
-        self._mailbox.put(lambda: self._feed(run, feed))
+        self._thread.put(lambda: self._feed(run, feed))
 
     def cancel(self, run: int) -> None:
-        self._mailbox.put(lambda: self._cancel(run))
+        self._thread.put(lambda: self._cancel(run))
 
     def hold(self, run: int, held: bool) -> None:
-        self._mailbox.put(lambda: self._hold(run, held))
+        self._thread.put(lambda: self._hold(run, held))
 
     def load(self) -> Load:
         running = len(self._running)
@@ -150,30 +146,26 @@ class GenerationEngine(Generic[StateT]):
 
     def stop(self) -> None:
         """Ends stepping; runs at work are dropped."""
-        self._mailbox.put(self._end)
-        if self._thread is not None:
-            self._thread.join(STOP_SECONDS)
+        self._thread.stop()
         self._pool.stop()
         self._decoder.unload()
 
     # Everything below runs in the engine's thread.
 
-    def _loop(self) -> None:
-        with torch.inference_mode():
-            while not self._stopping:
-                try:
-                    self._turn()
-                except Exception as error:
-                    log.exception("engine step failed")
-                    for entry in list(self._running):
-                        self._fail(entry, error)
-                if self._made:
-                    made, self._made = self._made, []
-                    self._lane.submit(lambda made=made: self._encode(made))
-
     def _turn(self) -> None:
+        try:
+            self._work()
+        except Exception as error:
+            log.exception("engine step failed")
+            for entry in list(self._running):
+                self._fail(entry, error)
+        if self._made:
+            made, self._made = self._made, []
+            self._lane.submit(lambda: self._encode(made))
+
+    def _work(self) -> None:
         """Reads the mailbox, waiting only when there is nothing to decode, and makes one step."""
-        self._read(wait=not self._ready())
+        self._thread.read(wait=not self._ready())
         while self._waiting and len(self._running) < self._max_running:
             entry = self._waiting.popleft()
             entry.state = self._decoder.open()
@@ -183,14 +175,6 @@ class GenerationEngine(Generic[StateT]):
         for entry in list(self._running):
             if not entry.chunks and not entry.open_sources:
                 self._finish(entry, content_pb2.FINISH_REASON_STOP)
-
-    def _read(self, *, wait: bool) -> None:
-        try:
-            self._mailbox.get(block=wait)()
-            while True:
-                self._mailbox.get_nowait()()
-        except queue.Empty:
-            pass
 
     def _ready(self) -> list[_Entry[StateT]]:
         """Runs to decode next: those without any sound yet first, then by how long they have waited."""
@@ -228,9 +212,6 @@ class GenerationEngine(Generic[StateT]):
         if entry := self._entries.get(run):
             entry.held = held
 
-    def _end(self) -> None:
-        self._stopping = True
-
     def _step(self, entries: Sequence[_Entry[StateT]]) -> None:
         self._steps += 1
         rows = [(entry, entry.pull(self._options.chunk_frames)) for entry in entries]
@@ -267,7 +248,9 @@ class GenerationEngine(Generic[StateT]):
 
     def _fail(self, entry: _Entry[StateT], error: Exception) -> None:
         self._drop(entry)
-        self._made.append((entry.voice, SILENCE, Failed(entry.run.id, _as_error(error, entry.run))))
+        self._made.append(
+            (entry.voice, SILENCE, Failed(entry.run.id, as_error(error, "the run failed in its engine", entry.run)))
+        )
 
     def _drop(self, entry: _Entry[StateT]) -> None:
         """Lets go of all that a run holds."""
@@ -294,7 +277,7 @@ class GenerationEngine(Generic[StateT]):
                 log.exception("encoding failed", run=event.run)
                 message = f"the sound could not be encoded: {type(error).__name__}"
                 events.append(Failed(event.run, OmniError(Reason.STAGE_FAILED, message)))
-                self._mailbox.put(lambda run=event.run: self._cancel(run))
+                self._thread.put(lambda run=event.run: self._cancel(run))
         if events:
             self._deliver(events)
 
@@ -308,12 +291,3 @@ def _events(voice: Voice, samples: NDArray[np.float32], event: Event) -> list[Ev
         media = voice.grow(samples, last=True)
         return [Output(event.run, media=media), event] if media else [event]
     return [event]
-
-
-def _as_error(error: Exception, run: Run) -> OmniError:
-    """The error as a client sees it; the cause of one that is not its own goes to the log only."""
-    if isinstance(error, OmniError):
-        return error
-    log.error("the run failed in its engine", request_id=run.request_id, exc_info=error)
-    message = f"the run failed in its engine: {type(error).__name__}"
-    return OmniError(Reason.STAGE_FAILED, message, request_id=run.request_id)
