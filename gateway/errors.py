@@ -12,7 +12,7 @@ from fastapi.responses import Response
 from pydantic import ValidationError
 
 from omni.rpc import logs
-from omni.rpc.errors import FieldViolation, OmniError, Reason
+from omni.rpc.errors import FieldViolation, OmniError, Reason, invalid
 
 _log = logs.get(__name__)
 
@@ -69,15 +69,13 @@ _PUBLIC_NAMES = {
     "voice": "audio.voice",
     "format": "audio.format",
 }
-_PARAMS = re.compile(r'params\["[^"]*"\]\.(?P<path>(?:sampling\.|diffusion\.)?(?P<name>[a-z_]+).*)')
+_PARAMS = re.compile(r'params\["(?P<stage>[^"]*)"\]\.(?P<path>(?:sampling\.|diffusion\.)?(?P<name>[a-z_]+).*)')
 _MESSAGES = re.compile(r"prompt\.conversation\.(messages\[.*)")
 
 
 def bad_request(param: str, description: str, reason: Reason = Reason.BAD_REQUEST) -> OmniError:
     """An error about one field of the request body, named as its sender named it."""
-    return OmniError(
-        reason, f"{param}: {description}" if param else description, fields=[FieldViolation(param, description)]
-    )
+    return invalid(FieldViolation(param, description), reason=reason)
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
@@ -89,6 +87,8 @@ def nearest(name: str, known: Iterable[str]) -> str:
 def public_param(field: str) -> str:
     """The name in OpenAI's body of a field of omni.v1.GenerateRequest; other names are left as they are."""
     if found := _PARAMS.match(field):
+        if found["name"] == "extra":
+            return f"sampling_params.{found['stage']}.{found['path']}"
         return _PUBLIC_NAMES.get(found["path"], found["name"])
     if found := _MESSAGES.match(field):
         return found[1]
@@ -151,11 +151,8 @@ def of_validation(error: ValidationError, fields_at: Callable[[tuple[int | str, 
             shown = repr(each["input"])
             description += f", got {shown if len(shown) <= 80 else shown[:77] + '...'}"
         violations.append(FieldViolation(path, description))
-    first = violations[0]
-    more = f" (and {len(violations) - 1} more)" if len(violations) > 1 else ""
-    where = f"{first.field}: " if first.field else ""
     reason = Reason.UNKNOWN_PARAMETER if unknown and len(violations) == 1 else Reason.BAD_REQUEST
-    return OmniError(reason, f"{where}{first.description}{more}", fields=violations)
+    return invalid(*violations, reason=reason)
 
 
 def _path(location: tuple[int | str, ...]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from omni.rpc.errors import FieldViolation, OmniError, Reason
+from omni.rpc.errors import FieldViolation, OmniError, invalid
 from omni.v1 import config_pb2
 
 ASSET = "asset:"
@@ -34,6 +34,4 @@ def located(spec: config_pb2.StageSpec) -> config_pb2.StageSpec:
 
 
 def _refused(description: str) -> OmniError:
-    return OmniError(
-        Reason.BAD_REQUEST, f"checkpoint: {description}", fields=[FieldViolation("checkpoint", description)]
-    )
+    return invalid(FieldViolation("checkpoint", description))

@@ -8,7 +8,7 @@ from typing import Any
 
 from google.protobuf import json_format
 
-from omni.rpc.errors import FieldViolation, OmniError, Reason
+from omni.rpc.errors import FieldViolation, invalid
 from omni.v1 import content_pb2, generate_pb2
 
 MODALITIES = {name.removeprefix("MODALITY_").lower(): number for name, number in content_pb2.Modality.items() if number}
@@ -76,7 +76,7 @@ def request(
     unknown = [name for name in outputs if name not in MODALITIES]
     if unknown:
         text = f"{unknown[0]!r} is none of {', '.join(MODALITIES)}"
-        raise OmniError(Reason.BAD_REQUEST, f"outputs: {text}", fields=[FieldViolation("outputs", text)])
+        raise invalid(FieldViolation("outputs", text))
     message = generate_pb2.GenerateRequest(model=model, outputs=[MODALITIES[name] for name in outputs])
     if isinstance(prompt, str):
         turn = content_pb2.ChatMessage(role=content_pb2.CHAT_ROLE_USER, content=[content_pb2.ContentPart(text=prompt)])
@@ -87,10 +87,7 @@ def request(
         try:
             json_format.ParseDict(dict(values), message.params[stage])
         except json_format.ParseError as error:
-            field_ = f'params["{stage}"]'
-            raise OmniError(
-                Reason.BAD_REQUEST, f"{field_}: {error}", fields=[FieldViolation(field_, str(error))]
-            ) from None
+            raise invalid(FieldViolation(f'params["{stage}"]', str(error))) from None
     if timeout is not None:
         message.timeout.FromNanoseconds(round(timeout * 1e9))
     return message

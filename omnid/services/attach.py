@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from omni.rpc import context as call_context
-from omni.rpc.errors import FieldViolation, OmniError, Reason
+from omni.rpc.errors import FieldViolation, OmniError, invalid
 from omni.rpc.validation import validate
 from omni.v1 import generate_pb2
 from omnid.orchestrator.batch import WriteBatch, split
@@ -68,7 +68,7 @@ class AttachSession:
     def _start(self, number: int, start: generate_pb2.GenerateRequest) -> None:
         if number in self._requests:
             text = f"{number} is at work on this stream; a number is never used twice"
-            raise OmniError(Reason.BAD_REQUEST, text, fields=[FieldViolation("commands.request", text)])
+            raise invalid(FieldViolation("commands.request", text))
         client = StreamClient(self._batch, number)
         try:
             validate(start)

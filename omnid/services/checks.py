@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from omni.rpc.errors import FieldViolation, OmniError, Reason
+from omni.rpc.errors import FieldViolation, OmniError, Reason, invalid
 from omni.v1 import config_pb2, content_pb2, generate_pb2
 from omnid.config.errors import nearest
 
@@ -101,4 +101,4 @@ def _names(modalities: Iterable[int]) -> str:
 
 
 def _error(reason: Reason, field: str, message: str) -> OmniError:
-    return OmniError(reason, f"{field}: {message}", fields=[FieldViolation(field, message)])
+    return invalid(FieldViolation(field, message), reason=reason)

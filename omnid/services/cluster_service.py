@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
-from omni.rpc.errors import FieldViolation, OmniError, Reason
+from omni.rpc.errors import FieldViolation, OmniError, Reason, invalid
 from omni.rpc.validation import validate
 from omni.v1 import cluster_pb2, cluster_pb2_grpc
 from omnid.cluster.attachment import Attachment
@@ -43,8 +43,7 @@ class ClusterService(cluster_pb2_grpc.ClusterServiceServicer):
             raise OmniError(Reason.DEADLINE, f"no hello within {HELLO_BOUND_S:g} s") from error
         validate(first)
         if not first.HasField("hello"):
-            text = "the first message of a Join stream must be a hello"
-            raise OmniError(Reason.BAD_REQUEST, text, fields=[FieldViolation("hello", text)])
+            raise invalid(FieldViolation("hello", "must be in the first message of a Join stream"))
         member = self._cluster.enter(first.hello)
         try:
             await context.write(cluster_pb2.JoinResponse(spec=member.spec, report_interval=REPORT_INTERVAL_S))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from typing import TYPE_CHECKING
 
-from omni.rpc.errors import FieldViolation, OmniError, Reason
+from omni.rpc.errors import FieldViolation, OmniError, Reason, invalid
 
 if TYPE_CHECKING:
     from google.protobuf import struct_pb2
@@ -81,8 +81,7 @@ class Arguments:
             near = difflib.get_close_matches(name, self._known, 1)
             hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(sorted(self._known)) or 'none'}"
             fields.append(FieldViolation(f"{self._path}.{name}", f"unknown key; {hint}"))
-        message = "; ".join(f"{each.field}: {each.description}" for each in fields)
-        raise OmniError(Reason.UNKNOWN_PARAMETER, message, fields=fields)
+        raise invalid(*fields, reason=Reason.UNKNOWN_PARAMETER)
 
     def _take(self, name: str, kind: str, wanted: str) -> struct_pb2.Value | None:
         self._known.append(name)
@@ -95,5 +94,4 @@ class Arguments:
         return value
 
     def _bad(self, name: str, description: str) -> OmniError:
-        field = f"{self._path}.{name}"
-        return OmniError(Reason.BAD_REQUEST, f"{field} {description}", fields=[FieldViolation(field, description)])
+        return invalid(FieldViolation(f"{self._path}.{name}", description))

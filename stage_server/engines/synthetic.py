@@ -57,7 +57,7 @@ class Script:
         Raises:
             OmniError: BAD_REQUEST or UNKNOWN_PARAMETER, with the field.
         """
-        given = Arguments(params.extra, "extra")
+        given = Arguments(params.extra, "params.extra")
         most = 1 << 30
         at = {
             name: given.integer(name, NEVER, NEVER, most)

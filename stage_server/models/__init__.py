@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
-from omni.rpc.errors import FieldViolation, OmniError, Reason
+from omni.rpc.errors import FieldViolation, invalid
 from omni.v1 import config_pb2
 
 if TYPE_CHECKING:
@@ -22,6 +22,6 @@ def build(spec: config_pb2.StageSpec) -> Engine:
     """
     if spec.family not in FAMILIES:
         text = f"there is no model family {spec.family!r}; there are {', '.join(FAMILIES)}"
-        raise OmniError(Reason.BAD_REQUEST, f"family: {text}", fields=[FieldViolation("family", text)])
+        raise invalid(FieldViolation("family", text))
     engine: Engine = importlib.import_module(f"stage_server.models.{spec.family}").build(spec)
     return engine

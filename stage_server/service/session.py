@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import math
+import re
 import time
 from collections.abc import Iterable
 
 import torch
 
 from omni.rpc import tracing
-from omni.rpc.errors import OmniError, Reason
+from omni.rpc.errors import FieldViolation, OmniError, Reason, invalid
 from omni.rpc.params import overlay
 from omni.v1 import content_pb2, stage_pb2, tensor_pb2
 from stage_server.engines.base import Finished, Output, Run
@@ -197,22 +198,27 @@ class Session:
         except OmniError as error:
             self._runs.pop(number, None)
             self._host.remove(run, "failed")
-            return self._refuse(number, error, start)
+            return self._refuse(run, error)
         self._next.events.add(run=number).accepted.SetInParent()
         self._filled.set()
         if start.HasField("timeout"):
             run.timer = self._loop.call_later(start.timeout.ToNanoseconds() / 1e9, self._expire, run)
         return None
 
-    def _refuse(self, number: int, error: OmniError, start: stage_pb2.StartRun) -> None:
-        located = error.located(
-            request_id=start.request_id, stage=self._host.spec.stage, replica=self._host.address.replica
-        )
-        self._next.events.add(run=number, failed=located.to_status())
+    def _refuse(self, run: SessionRun, error: OmniError) -> None:
+        self._next.events.add(run=run.number, failed=self._located(error, run).to_status())
         self._filled.set()
 
     def _located(self, error: OmniError, run: SessionRun) -> OmniError:
-        return error.located(request_id=run.request_id, stage=self._host.spec.stage, replica=self._host.address.replica)
+        """The error with its place. An engine says `params.x`; a request has parameters for each of its stages."""
+        stage = self._host.spec.stage
+        if any(wrong.field.startswith("params.") for wrong in error.fields):
+            named = [
+                FieldViolation(re.sub(r"^params\.", f'params["{stage}"].', wrong.field), wrong.description)
+                for wrong in error.fields
+            ]
+            error = invalid(*named, reason=error.reason)
+        return error.located(request_id=run.request_id, stage=stage, replica=self._host.address.replica)
 
     def _expire(self, run: SessionRun) -> None:
         self._break(run, OmniError(Reason.DEADLINE, "the time of the request has passed"))

@@ -69,6 +69,9 @@ class FieldViolation:
     field: str
     description: str
 
+    def __str__(self) -> str:
+        return f"{self.field}: {self.description}" if self.field else self.description
+
 
 class OmniError(Exception):
     """Any failure that crosses a process boundary, on both sides of it.
@@ -190,6 +193,11 @@ class OmniError(Exception):
                 if status.code == code.value[0]:
                     return OmniError.from_status(status)
         return OmniError(reason_of_code(code.value[0]), error.details() or code.name.lower().replace("_", " "))
+
+
+def invalid(*violations: FieldViolation, reason: Reason = Reason.BAD_REQUEST) -> OmniError:
+    """The error of a request with wrong fields; its message says of each what is wrong."""
+    return OmniError(reason, "; ".join(map(str, violations)), fields=violations)
 
 
 class InvalidArgumentError(OmniError):

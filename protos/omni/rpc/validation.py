@@ -5,7 +5,7 @@ import json
 from google.protobuf.message import Message
 from protovalidate import FieldPathPb, Validator
 
-from omni.rpc.errors import FieldViolation, OmniError, Reason
+from omni.rpc.errors import FieldViolation, invalid
 
 _VALIDATOR = Validator()
 
@@ -19,12 +19,8 @@ def validate(message: Message) -> None:
     violations = _VALIDATOR.collect_violations(message)
     if not violations:
         return
-    fields = [FieldViolation(_path(each.proto.field), each.proto.message) for each in violations]
-    first = fields[0]
-    more = f" (and {len(fields) - 1} more)" if len(fields) > 1 else ""
-    raise OmniError(
-        Reason.BAD_REQUEST, f"{first.field or message.DESCRIPTOR.name}: {first.description}{more}", fields=fields
-    )
+    name = message.DESCRIPTOR.name
+    raise invalid(*(FieldViolation(_path(each.proto.field) or name, each.proto.message) for each in violations))
 
 
 def _path(path: FieldPathPb | None) -> str:

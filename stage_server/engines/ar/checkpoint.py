@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from omni.rpc.errors import FieldViolation, OmniError, Reason
+from omni.rpc.errors import FieldViolation, OmniError, invalid
 from omni.v1 import config_pb2
 from stage_server.engines.ar.decoder import Geometry
 from stage_server.engines.arguments import Arguments
@@ -121,4 +121,4 @@ def end_ids(config: GenerationConfig, tokenizer: PreTrainedTokenizerBase) -> fro
 
 
 def _refused(field: str, what: str) -> OmniError:
-    return OmniError(Reason.BAD_REQUEST, f"{field}: {what}", fields=[FieldViolation(field, what)])
+    return invalid(FieldViolation(field, what))

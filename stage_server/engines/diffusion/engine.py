@@ -33,9 +33,8 @@ log = structlog.get_logger(__name__)
 class DiffusionEngine(Generic[ConditioningT, SampleT]):
     """An `Engine` (see engines/base.py) for diffusion stages."""
 
-    def __init__(self, model: DiffusionModel[ConditioningT, SampleT], *, stage: str, max_running: int) -> None:
+    def __init__(self, model: DiffusionModel[ConditioningT, SampleT], *, max_running: int) -> None:
         self._model = model
-        self._stage = stage
         self._thread = EngineThread("diffusion-engine", self._turn)
         self._encoders = EncodePool()
         # Owned by the engine's thread from here on; `load` only reads lengths and counters.
@@ -55,10 +54,8 @@ class DiffusionEngine(Generic[ConditioningT, SampleT]):
     def submit(self, run: Run) -> None:
         """Takes a run in, behind those that wait."""
         if run.tensors:
-            raise OmniError(
-                Reason.BAD_REQUEST, f"stage {self._stage} publishes no tensors, asked: {sorted(run.tensors)}"
-            )
-        request = picture_request(run, self._limits, self._stage)
+            raise OmniError(Reason.BAD_REQUEST, f"this stage publishes no tensors, asked: {sorted(run.tensors)}")
+        request = picture_request(run, self._limits)
         task: Task[ConditioningT, SampleT] = Task(run, request, self._encoders.lane())
         self._thread.put(lambda: self._take(task))
 

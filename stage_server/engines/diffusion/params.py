@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from typing import TYPE_CHECKING
 
-from omni.rpc.errors import FieldViolation, OmniError, Reason
+from omni.rpc.errors import FieldViolation, OmniError, Reason, invalid
 from omni.v1 import config_pb2, content_pb2
 from stage_server.engines.diffusion.model import Limits, PictureRequest
 from stage_server.output import image
@@ -14,16 +14,16 @@ if TYPE_CHECKING:
     from stage_server.engines.base import Run
 
 
-def picture_request(run: Run, limits: Limits, stage: str) -> PictureRequest:
+def picture_request(run: Run, limits: Limits) -> PictureRequest:
     """The run's parameters, complete.
 
     Raises:
         OmniError: BAD_REQUEST, UNKNOWN_PARAMETER or UNSUPPORTED_MODALITY with every field that is wrong and what is
             allowed there.
     """
-    _refuse_unknown(run.params, stage)
+    _refuse_unknown(run.params)
     wanted = run.params.diffusion
-    path = f'params["{stage}"].diffusion'
+    path = "params.diffusion"
     width = wanted.width if wanted.HasField("width") else limits.width
     height = wanted.height if wanted.HasField("height") else limits.height
     wrong = [*_side(path, "width", width, limits), *_side(path, "height", height, limits)]
@@ -38,9 +38,9 @@ def picture_request(run: Run, limits: Limits, stage: str) -> PictureRequest:
     if media_format not in image.FORMATS:
         allowed = ", ".join(sorted(config_pb2.MediaFormat.Name(each) for each in image.FORMATS))
         got = config_pb2.MediaFormat.Name(media_format)
-        wrong.append(FieldViolation(f'params["{stage}"].format', f"must be one of {allowed}, got {got}"))
+        wrong.append(FieldViolation("params.format", f"must be one of {allowed}, got {got}"))
     if wrong:
-        raise _error(Reason.BAD_REQUEST, wrong)
+        raise invalid(*wrong)
     return PictureRequest(
         prompt=_prompt(run.prompt),
         negative_prompt=wanted.negative_prompt,
@@ -54,15 +54,15 @@ def picture_request(run: Run, limits: Limits, stage: str) -> PictureRequest:
     )
 
 
-def _refuse_unknown(params: config_pb2.StageParams, stage: str) -> None:
-    path = f'params["{stage}"]'
+def _refuse_unknown(params: config_pb2.StageParams) -> None:
+    path = "params"
     wrong = [FieldViolation(f"{path}.extra.{key}", "this model knows no such key") for key in params.extra]
     if params.sampling.ListFields():
         wrong.append(FieldViolation(f"{path}.sampling", "a diffusion stage draws no tokens; use `diffusion`"))
     if params.HasField("voice"):
         wrong.append(FieldViolation(f"{path}.voice", "this stage makes no sound"))
     if wrong:
-        raise _error(Reason.UNKNOWN_PARAMETER, wrong)
+        raise invalid(*wrong, reason=Reason.UNKNOWN_PARAMETER)
 
 
 def _side(path: str, name: str, value: int, limits: Limits) -> list[FieldViolation]:
@@ -78,14 +78,14 @@ def _prompt(prompt: content_pb2.Prompt | None) -> str:
         raise OmniError(Reason.BAD_REQUEST, "a diffusion stage draws from a prompt, and the run has none")
     if prompt.WhichOneof("prompt") == "token_ids":
         field = FieldViolation("prompt.token_ids", "a diffusion stage takes text or a conversation")
-        raise _error(Reason.BAD_REQUEST, [field])
+        raise invalid(field)
     if prompt.WhichOneof("prompt") == "text":
         field_name, text = "prompt.text", prompt.text
     else:
         field_name = "prompt.conversation.messages"
         text = _last_user_text(prompt.conversation, field_name)
     if not text.strip():
-        raise _error(Reason.BAD_REQUEST, [FieldViolation(field_name, "has no text to draw")])
+        raise invalid(FieldViolation(field_name, "has no text to draw"))
     return text
 
 
@@ -98,10 +98,6 @@ def _last_user_text(conversation: content_pb2.Conversation, field: str) -> str:
             if part.HasField("media"):
                 told = "this model draws from text only"
                 where = f"{field}[{index}].content[{place}].media"
-                raise _error(Reason.UNSUPPORTED_MODALITY, [FieldViolation(where, told)])
+                raise invalid(FieldViolation(where, told), reason=Reason.UNSUPPORTED_MODALITY)
         return "\n".join(part.text for part in message.content)
-    raise _error(Reason.BAD_REQUEST, [FieldViolation(field, "has no message of a user")])
-
-
-def _error(reason: Reason, fields: list[FieldViolation]) -> OmniError:
-    return OmniError(reason, "; ".join(f"{each.field}: {each.description}" for each in fields), fields=fields)
+    raise invalid(FieldViolation(field, "has no message of a user"))

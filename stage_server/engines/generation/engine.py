@@ -17,7 +17,7 @@ import numpy as np
 import structlog
 import torch
 
-from omni.rpc.errors import FieldViolation, OmniError, Reason
+from omni.rpc.errors import OmniError, Reason
 from omni.v1 import config_pb2, content_pb2
 from stage_server.engines.arguments import Arguments
 from stage_server.engines.base import Deliver, Event, Failed, Feed, Finished, Load, Output, Run
@@ -119,11 +119,7 @@ class GenerationEngine(Generic[StateT]):
 
     def submit(self, run: Run) -> None:
         """Takes a run in."""
-        try:
-            media_format = check_format(run.params)
-        except ValueError as error:
-            violation = FieldViolation("params.format", str(error))
-            raise OmniError(Reason.BAD_REQUEST, str(error), fields=[violation]) from None
+        media_format = check_format(run.params)
         Arguments(run.params.extra, "params.extra").done()
         if not run.sources:
             raise OmniError(Reason.BAD_REQUEST, "this stage reads another stage's output, not a prompt")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from omni.rpc.errors import FieldViolation, invalid
 from omni.v1 import config_pb2, content_pb2
 from stage_server.output.audio import FORMATS, AudioEncoder
 from stage_server.output.pieces import split
@@ -17,14 +18,14 @@ def check_format(params: config_pb2.StageParams) -> config_pb2.MediaFormat.Value
     """The format that a run asks for.
 
     Raises:
-        ValueError: it is none of sound; the message lists those that are.
+        OmniError: BAD_REQUEST, it is none of sound; the message lists those that are.
     """
     if not params.HasField("format"):
         return config_pb2.MEDIA_FORMAT_PCM16
     if params.format not in FORMATS:
         name = config_pb2.MediaFormat.Name(params.format)
         known = ", ".join(config_pb2.MediaFormat.Name(each) for each in sorted(FORMATS))
-        raise ValueError(f"{name} is no format of sound; known: {known}")
+        raise invalid(FieldViolation("params.format", f"{name} is no format of sound; known: {known}"))
     return params.format
 
 

@@ -18,4 +18,4 @@ def build(spec: config_pb2.StageSpec) -> Engine:
     from stage_server.engines.diffusion.engine import DiffusionEngine
     from stage_server.models.diffusers.pipeline import PipelineModel
 
-    return DiffusionEngine(PipelineModel(spec), stage=spec.stage, max_running=spec.max_running)
+    return DiffusionEngine(PipelineModel(spec), max_running=spec.max_running)

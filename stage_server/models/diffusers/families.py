@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from omni.rpc.errors import FieldViolation, OmniError, Reason
+from omni.rpc.errors import FieldViolation, OmniError, invalid
 
 
 class Guidance(Enum):
@@ -56,6 +56,4 @@ def family_of(folder: Path) -> Family:
 
 
 def _refused(description: str) -> OmniError:
-    return OmniError(
-        Reason.BAD_REQUEST, f"checkpoint: {description}", fields=[FieldViolation("checkpoint", description)]
-    )
+    return invalid(FieldViolation("checkpoint", description))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from omni.rpc.errors import FieldViolation, OmniError, Reason
+from omni.rpc.errors import FieldViolation, Reason, invalid
 from stage_server.device import device
 from stage_server.engines.arguments import Arguments
 from stage_server.engines.diffusion.model import Limits, PictureRequest
@@ -82,10 +82,7 @@ class PipelineModel:
                 self._folder, torch_dtype=dtype, local_files_only=True
             )
         except (OSError, ValueError, KeyError, RuntimeError, ImportError, AttributeError, TypeError) as error:
-            text = f"{self._folder} cannot be loaded: {error}"
-            raise OmniError(
-                Reason.BAD_REQUEST, f"checkpoint: {text}", fields=[FieldViolation("checkpoint", text)]
-            ) from error
+            raise invalid(FieldViolation("checkpoint", f"{self._folder} cannot be loaded: {error}")) from error
         classic.to(where)
         pipe = getattr(diffusers, self._family.blocks)().init_pipeline()
         known = {name: part for name, part in classic.components.items() if part is not None}
@@ -197,7 +194,7 @@ class PipelineModel:
         tokens = len(tokenizer(text, truncation=False).input_ids)
         if tokens > self._family.tokens:
             told = f"has {tokens} tokens; at most {self._family.tokens} are taken"
-            raise OmniError(Reason.PROMPT_TOO_LONG, f"{field}: {told}", fields=[FieldViolation(field, told)])
+            raise invalid(FieldViolation(field, told), reason=Reason.PROMPT_TOO_LONG)
 
 
 def _longest_side(transformer: Any, multiple: int) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from omni.rpc.errors import FieldViolation, OmniError, Reason
+from omni.rpc.errors import FieldViolation, invalid
 
 if TYPE_CHECKING:
     from omni.v1 import config_pb2
@@ -32,4 +32,4 @@ def build(spec: config_pb2.StageSpec) -> Engine:
 
         return code2wav.build(spec)
     text = f"qwen3_omni has no component {spec.component!r}; it has {', '.join(COMPONENTS)}"
-    raise OmniError(Reason.BAD_REQUEST, f"component: {text}", fields=[FieldViolation("component", text)])
+    raise invalid(FieldViolation("component", text))

@@ -11,7 +11,7 @@ import soundfile
 import soxr
 from PIL import Image, ImageOps
 
-from omni.rpc.errors import FieldViolation, OmniError, Reason
+from omni.rpc.errors import FieldViolation, OmniError, Reason, invalid
 from omni.v1 import config_pb2, content_pb2
 
 if TYPE_CHECKING:
@@ -120,8 +120,13 @@ def _by_av(field: str, data: bytes, longest: float) -> tuple[NDArray[np.float32]
                 if total > longest * rate:
                     raise _too_long(field, longest)
     except (av.FFmpegError, ValueError, EOFError) as error:
-        raise _error(Reason.MEDIA_INVALID, field, f"is not a recording that can be decoded: {error}") from error
+        raise _error(Reason.MEDIA_INVALID, field, f"is not a recording that can be decoded: {_cause(error)}") from error
     return np.concatenate(pieces) if pieces else np.zeros(0, np.float32), rate
+
+
+def _cause(error: Exception) -> str:
+    """What FFmpeg found, without its number and the name of the buffer."""
+    return error.strerror or type(error).__name__ if isinstance(error, av.FFmpegError) else str(error)
 
 
 def _too_long(field: str, longest: float) -> OmniError:
@@ -129,4 +134,4 @@ def _too_long(field: str, longest: float) -> OmniError:
 
 
 def _error(reason: Reason, field: str, description: str) -> OmniError:
-    return OmniError(reason, f"{field} {description}", fields=[FieldViolation(field, description)])
+    return invalid(FieldViolation(field, description), reason=reason)

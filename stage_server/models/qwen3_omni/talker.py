@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from omni.rpc.errors import FieldViolation, OmniError, Reason
+from omni.rpc.errors import FieldViolation, invalid
 from omni.v1 import config_pb2
 from stage_server.device import device
 from stage_server.engines.ar import attention, checkpoint
@@ -129,8 +129,8 @@ class Talker(Decoder[TalkerState]):
     def check(self, run: Run) -> None:
         voices = self._config.talker_config.speaker_id
         if run.params.HasField("voice") and run.params.voice.lower() not in voices:
-            text = f"unknown voice {run.params.voice!r}; there are {', '.join(voices)}"
-            raise OmniError(Reason.BAD_REQUEST, text, fields=[FieldViolation("params.voice", text)])
+            told = f"unknown voice {run.params.voice!r}; there are {', '.join(voices)}"
+            raise invalid(FieldViolation("params.voice", told))
         _further(run, Sampling())
 
     def prepare(self, run: Run) -> TalkerState:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from omni.rpc.errors import FieldViolation, OmniError, Reason
+from omni.rpc.errors import FieldViolation, OmniError, Reason, invalid
 from omni.v1 import content_pb2
 
 if TYPE_CHECKING:
@@ -31,10 +31,8 @@ def check(prompt: content_pb2.Prompt | None) -> None:
             if part.WhichOneof("part") == "media":
                 kind = content_pb2.Modality.Name(part.media.modality).removeprefix("MODALITY_").lower()
                 field = f"prompt.conversation.messages[{at}].content[{place}].media"
-                description = f"this model takes text, not {kind}"
-                raise OmniError(
-                    Reason.UNSUPPORTED_MODALITY, f"{field}: {description}", fields=[FieldViolation(field, description)]
-                )
+                wrong = FieldViolation(field, f"this model takes text, not {kind}")
+                raise invalid(wrong, reason=Reason.UNSUPPORTED_MODALITY)
 
 
 def tokenize(prompt: content_pb2.Prompt, tokenizer: PreTrainedTokenizerBase, vocabulary: int) -> list[int]:
@@ -88,4 +86,4 @@ def known_ids(ids: object, vocabulary: int) -> list[int]:
 
 def refused(field: str, description: str) -> OmniError:
     """An error about one field of the request."""
-    return OmniError(Reason.BAD_REQUEST, f"{field} {description}", fields=[FieldViolation(field, description)])
+    return invalid(FieldViolation(field, description))

@@ -195,9 +195,9 @@ def test_a_picture_format_is_refused(driver: Driver) -> None:
     ("given", "said"),
     [
         ({"chunk_frame": 3}, "did you mean chunk_frames"),
-        ({"batch": 0}, "engine.batch must be from 1 to 1024, got 0"),
-        ({"batch": 1.5}, "engine.batch must be a whole number"),
-        ({"chunk_frames": "many"}, "engine.chunk_frames must be a number"),
+        ({"batch": 0}, "engine.batch: must be from 1 to 1024, got 0"),
+        ({"batch": 1.5}, "engine.batch: must be a whole number"),
+        ({"chunk_frames": "many"}, "engine.chunk_frames: must be a number"),
     ],
 )
 def test_engine_arguments_are_checked(given: dict[str, object], said: str) -> None:

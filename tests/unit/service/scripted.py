@@ -11,6 +11,7 @@ import torch
 from google.protobuf.duration_pb2 import Duration
 from prometheus_client import CollectorRegistry
 
+from omni.rpc.errors import OmniError
 from omni.v1 import config_pb2, content_pb2, stage_pb2, tensor_pb2
 from stage_server.engines.base import Deliver, Event, Feed, Finished, Load, Output, Run
 from stage_server.metrics import StageMetrics
@@ -30,12 +31,15 @@ class ScriptedEngine:
         self.runs: list[Run] = []
         self.feeds: list[Feed] = []
         self.deliver: Deliver = lambda _events: None
+        self.refusal: OmniError | None = None
         self._cancel = asyncio.Event()
 
     def start(self, deliver: Deliver) -> None:
         self.deliver = deliver
 
     def submit(self, run: Run) -> None:
+        if self.refusal is not None:
+            raise self.refusal
         self.runs.append(run)
 
     def feed(self, run: int, feed: Feed) -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from scripted import ARENA, let_go, rows, stand, stopped, text
 
-from omni.rpc.errors import OmniError, Reason
+from omni.rpc.errors import FieldViolation, OmniError, Reason, invalid
 from omni.v1 import content_pb2, stage_pb2, tensor_pb2
 from stage_server.engines.base import Failed, Output
 from stage_server.service.session import HOLD_BYTES, INLINE_BYTES
@@ -294,4 +294,14 @@ async def test_commands_for_runs_that_are_not_there_are_no_fault() -> None:
     async with stand() as at:
         at.receive(cancel(7), given(0), end(0), credits_=(7, 8))
         at.session.receive((), (), (1, 2, 3), ())
+        assert at.session.idle
+
+
+async def test_a_parameter_that_an_engine_refuses_is_named_as_the_request_names_it() -> None:
+    async with stand() as at:
+        at.engine.refusal = invalid(FieldViolation("params.voice", "unknown voice 'x'; there are a, b"))
+        at.receive(stage_pb2.RunCommand(run=1, start=stage_pb2.StartRun(request_id="req-1")))
+        error = OmniError.from_status((await at.events())[0].failed)
+        assert error.fields[0].field == 'params["b"].voice'
+        assert error.message == "params[\"b\"].voice: unknown voice 'x'; there are a, b"
         assert at.session.idle
