@@ -4,6 +4,7 @@ All fields that OpenAI knows are known here. One that cannot be honoured and wou
 it holds its neutral value; one that would not (``user``, ``store: false`` ...) is taken and has no effect.
 """
 
+import re
 from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
@@ -282,7 +283,7 @@ class ImageRequest(Strict):
     prompt: str = Field(min_length=1, max_length=MAX_TEXT)
     model: str | None = Field(None, min_length=1, max_length=128)
     n: int | None = Field(None, ge=1, le=10)
-    size: str | None = Field(None, pattern=r"^(auto|[1-9][0-9]{1,4}x[1-9][0-9]{1,4})$")
+    size: str | None = None
     """"auto" or WIDTHxHEIGHT in pixels."""
     response_format: Literal["b64_json"] | None = None
     output_format: Literal["png", "jpeg", "webp"] | None = None
@@ -304,6 +305,13 @@ class ImageRequest(Strict):
     moderation: Any = None
     user: str | None = None
     safety_identifier: Any = None
+
+    @field_validator("size")
+    @classmethod
+    def _two_sides(cls, value: str | None) -> str | None:
+        if value is not None and not re.fullmatch(r"auto|[1-9][0-9]{1,4}x[1-9][0-9]{1,4}", value):
+            raise ValueError('must be "auto" or WIDTHxHEIGHT in pixels, such as "512x512"')
+        return value
 
     @field_validator("background", "output_compression", "partial_images", "quality", "style", "stream")
     @classmethod
