@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import io
 import time
 from collections import deque
 from dataclasses import dataclass, field
@@ -11,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import openai
+from PIL import Image
 from rich.console import Console
 from rich.table import Table
+from rich_pixels import Pixels
 
 from omni.rpc.channel import make_channel
 from omni.v1 import stage_pb2, stage_pb2_grpc
@@ -24,6 +27,8 @@ PICTURE = "a red circle above a blue square on a white background"
 READY_SECONDS = 120.0
 MIN_FRAMES, MAX_FRAMES = 25, 150
 """Of speech, 12.5 a second for a published model."""
+PREVIEW = 64
+"""Pixels a side of the picture in a terminal."""
 _LINES_KEPT = 200
 
 
@@ -66,6 +71,8 @@ async def run(deploy: str, out: Path, *, verbose: bool) -> None:
         console.print(await _stages(cluster))
     console.print(f"{QUESTION!r} -> {out / 'answer.txt'}, {out / 'answer.wav'} ({_seconds(spoken):.1f} s)")
     console.print(f"{PICTURE!r} -> {out / 'picture.png'}")
+    if console.is_terminal:
+        console.print(_preview(picture))
 
 
 async def _ask(client: openai.AsyncOpenAI) -> Spoken:
@@ -109,6 +116,13 @@ async def _draw(client: openai.AsyncOpenAI) -> tuple[bytes, float]:
     if not answer.data or not answer.data[0].b64_json:
         raise RuntimeError("the answer holds no picture")
     return base64.b64decode(answer.data[0].b64_json), time.monotonic() - begun
+
+
+def _preview(picture: bytes) -> Pixels:
+    """The picture in half-blocks, two pixels a character."""
+    with Image.open(io.BytesIO(picture)) as opened:
+        pixels: Pixels = Pixels.from_image(opened.convert("RGB"), resize=(PREVIEW, PREVIEW))
+    return pixels
 
 
 def _seconds(answer: Spoken) -> float:
