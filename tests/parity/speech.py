@@ -57,7 +57,7 @@ class Spoken:
 
 def speak(model: Qwen3OmniMoeForConditionalGeneration, prompt: content_pb2.Prompt, words: int, frames: int) -> Spoken:
     """Runs generate for one request of `words` thinker tokens and at most `frames` talker tokens."""
-    inputs = PromptReader(tiny_model("tiny-omni"), LIMITS, 1024).read(prompt)
+    inputs = PromptReader(tiny_model("tiny-omni"), LIMITS, 1024, 4096).read(prompt)
     ids = torch.tensor([inputs.ids])
     media = {
         "pixel_values": inputs.pixels,

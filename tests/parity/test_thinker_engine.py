@@ -91,7 +91,7 @@ def driver() -> Iterator[Driver]:
 
 
 def generate(reference: Qwen3OmniMoeForConditionalGeneration, wanted: content_pb2.Prompt, tokens: int) -> Any:
-    inputs = PromptReader(tiny_model("tiny-omni"), LIMITS, 1024).read(wanted)
+    inputs = PromptReader(tiny_model("tiny-omni"), LIMITS, 1024, 4096).read(wanted)
     ids = torch.tensor([inputs.ids])
     given = {
         "pixel_values": inputs.pixels,
@@ -161,7 +161,7 @@ def test_tensors_that_nobody_reads_are_not_made(driver: Driver) -> None:
 def test_where_media_lie_is_told_to_the_talker(driver: Driver) -> None:
     kind = "image, audio and image"
     seen = driver.result(driver.submit(run_of(PROMPTS[kind], tensors=TENSORS, temperature=0, max_tokens=2)))
-    inputs = PromptReader(tiny_model("tiny-omni"), LIMITS, 1024).read(PROMPTS[kind])
+    inputs = PromptReader(tiny_model("tiny-omni"), LIMITS, 1024, 4096).read(PROMPTS[kind])
     assert inputs.grids is not None
     assert inputs.mel_mask is not None
     assert seen.tensor("image_grid_thw").tolist() == inputs.grids.tolist()
@@ -195,6 +195,12 @@ BAD = {
     "a film": (media(content_pb2.MODALITY_VIDEO, b"x"), Reason.UNSUPPORTED_MODALITY),
     "a placeholder without media": (text("<|image_pad|>"), Reason.BAD_REQUEST),
 }
+
+
+def test_a_text_of_megabytes_is_refused_before_it_is_tokenized(driver: Driver) -> None:
+    error = refusal(driver, prompt(text("word " * 200_000)))
+    assert error.reason is Reason.PROMPT_TOO_LONG
+    assert "characters" in error.message
 
 
 @pytest.mark.parametrize("kind", BAD)

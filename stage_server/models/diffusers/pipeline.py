@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from omni.rpc.errors import FieldViolation, Reason, invalid
+from omni.rpc.errors import FieldViolation, invalid
 from stage_server.device import device
 from stage_server.engines.arguments import Arguments
 from stage_server.engines.diffusion.model import Limits, PictureRequest
 from stage_server.models.diffusers.families import Family, Guidance, family_of
+from stage_server.models.length import characters, too_long
 
 if TYPE_CHECKING:
     import numpy as np
@@ -191,10 +192,12 @@ class PipelineModel:
 
     def _check_length(self, field: str, text: str) -> None:
         tokenizer = getattr(self._pipe, "tokenizer_2", None) or self._pipe.tokenizer
+        most = characters(tokenizer, self._family.tokens)
+        if len(text) > most:
+            raise too_long(field, len(text), "characters", most)
         tokens = len(tokenizer(text, truncation=False).input_ids)
         if tokens > self._family.tokens:
-            told = f"has {tokens} tokens; at most {self._family.tokens} are taken"
-            raise invalid(FieldViolation(field, told), reason=Reason.PROMPT_TOO_LONG)
+            raise too_long(field, tokens, "tokens", self._family.tokens)
 
 
 def _longest_side(transformer: Any, multiple: int) -> int:

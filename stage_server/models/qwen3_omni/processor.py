@@ -12,7 +12,7 @@ from transformers import AutoTokenizer, Qwen2VLImageProcessor, Qwen3OmniMoeProce
 from omni.rpc.errors import OmniError, Reason
 from omni.v1 import config_pb2, content_pb2
 from stage_server.models.qwen3_omni import media
-from stage_server.models.text.prompt import ROLES, apply_template, known_ids, refused
+from stage_server.models.text.prompt import ROLES, apply_template, check_length, known_ids, refused
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -49,7 +49,7 @@ class _Processor(Qwen3OmniMoeProcessor):
 class PromptReader:
     """Tokenizes prompts and brings their media into the model's form."""
 
-    def __init__(self, folder: Path, limits: config_pb2.MediaLimits, vocabulary: int) -> None:
+    def __init__(self, folder: Path, limits: config_pb2.MediaLimits, vocabulary: int, longest: int) -> None:
         self.tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder)
         if not self.tokenizer.chat_template and (legacy := folder / "chat_template.json").is_file():
             self.tokenizer.chat_template = json.loads(legacy.read_text(encoding="utf-8"))["chat_template"]
@@ -58,6 +58,7 @@ class PromptReader:
         self._processor = _Processor(Qwen2VLImageProcessor.from_pretrained(folder), features, self.tokenizer)
         self._limits = limits
         self._vocabulary = vocabulary
+        self._longest = longest
 
     def check(self, prompt: content_pb2.Prompt | None) -> None:
         """Refuses what can be seen at a glance.
@@ -73,7 +74,7 @@ class PromptReader:
         """Decodes and tokenizes a prompt that `check` let through.
 
         Raises:
-            OmniError: MEDIA_INVALID, MEDIA_TOO_LARGE, BAD_REQUEST with the field.
+            OmniError: MEDIA_INVALID, MEDIA_TOO_LARGE, PROMPT_TOO_LONG, BAD_REQUEST with the field.
         """
         if prompt.WhichOneof("prompt") == "token_ids":
             return Inputs(known_ids(prompt.token_ids.ids, self._vocabulary))
@@ -84,6 +85,7 @@ class PromptReader:
             else:
                 recordings.append(media.recording(field, part, self._limits, self._rate))
         text = prompt.text if prompt.WhichOneof("prompt") == "text" else self._template(prompt.conversation)
+        check_length(text, self.tokenizer, self._longest)
         self._check_places(text, len(images), len(recordings))
         if not images and not recordings:
             ids = self.tokenizer(text).input_ids

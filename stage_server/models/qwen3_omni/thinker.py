@@ -57,18 +57,19 @@ class Thinker(CausalDecoder[ThinkerState]):
         with checkpoint.readable(spec):
             config = read_config(folder)
             text = config.thinker_config.text_config
-            self._reader = PromptReader(folder, spec.limits, text.vocab_size)
             model = load_part(spec, folder, "thinker")
+            geometry = checkpoint.geometry(text, model.dtype, device(), self._max_length)
+            self._reader = PromptReader(folder, spec.limits, text.vocab_size, geometry.max_length)
             generation = _generation_config(spec)
         self.tokenizer = self._reader.tokenizer
-        self.device = device()
+        self.device = geometry.device
         self._model = model
         self._layer = config.talker_config.accept_hidden_layer
         capture(model.model.layers, self._layer, self._kept)
         attention.use(model.model.config)
         self.defaults = checkpoint.sampling_defaults(generation)
         self.end_ids = checkpoint.end_ids(generation, self.tokenizer)
-        return checkpoint.geometry(text, model.dtype, self.device, self._max_length)
+        return geometry
 
     def check(self, run: Run) -> None:
         self._reader.check(run.prompt)

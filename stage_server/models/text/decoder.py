@@ -42,7 +42,9 @@ class TextDecoder(CausalDecoder[TokenState]):
         self._narrow = "logits_to_keep" in inspect.signature(model.forward).parameters
         self.defaults = checkpoint.sampling_defaults(model.generation_config)
         self.end_ids = checkpoint.end_ids(model.generation_config, self.tokenizer)
-        return checkpoint.geometry(config, model.dtype, self.device, self._max_length)
+        geometry = checkpoint.geometry(config, model.dtype, self.device, self._max_length)
+        self._longest = geometry.max_length
+        return geometry
 
     def check(self, run: Run) -> None:
         prompt.check(run.prompt)
@@ -50,7 +52,7 @@ class TextDecoder(CausalDecoder[TokenState]):
 
     def prepare(self, run: Run) -> TokenState:
         assert run.prompt is not None, "check() refuses a run without a prompt"
-        ids = prompt.tokenize(run.prompt, self.tokenizer, self._vocabulary)
+        ids = prompt.tokenize(run.prompt, self.tokenizer, self._vocabulary, self._longest)
         return self.begin(TokenState(run, self.sampling(run), prompt_ids=ids))
 
     def forward(self, step: Sequence[Slice[TokenState]], cache: Cache) -> torch.Tensor:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from omni.rpc.errors import FieldViolation, OmniError, Reason, invalid
 from omni.v1 import content_pb2
+from stage_server.models.length import characters, too_long
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -35,26 +36,43 @@ def check(prompt: content_pb2.Prompt | None) -> None:
                 raise invalid(wrong, reason=Reason.UNSUPPORTED_MODALITY)
 
 
-def tokenize(prompt: content_pb2.Prompt, tokenizer: PreTrainedTokenizerBase, vocabulary: int) -> list[int]:
+def tokenize(
+    prompt: content_pb2.Prompt, tokenizer: PreTrainedTokenizerBase, vocabulary: int, longest: int
+) -> list[int]:
     """Token ids of a prompt that `check` let through; a conversation goes through the chat template.
 
     Raises:
-        OmniError: BAD_REQUEST when the template refuses the conversation, or an id is not in the vocabulary.
+        OmniError: BAD_REQUEST when the template refuses the conversation, or an id is not in the vocabulary;
+            PROMPT_TOO_LONG for what is longer than `longest` tokens at a glance.
     """
     kind = prompt.WhichOneof("prompt")
     if kind == "token_ids":
         return known_ids(prompt.token_ids.ids, vocabulary)
     if kind == "text":
+        check_length(prompt.text, tokenizer, longest)
         ids = tokenizer(prompt.text).input_ids
     else:
         messages = [
             {"role": ROLES[message.role], "content": "".join(part.text for part in message.content)}
             for message in prompt.conversation.messages
         ]
-        ids = tokenizer(apply_template(tokenizer, messages), add_special_tokens=False).input_ids
+        text = apply_template(tokenizer, messages)
+        check_length(text, tokenizer, longest)
+        ids = tokenizer(text, add_special_tokens=False).input_ids
     if not ids:
         raise refused("prompt", "must not be empty")
     return list(ids)
+
+
+def check_length(text: str, tokenizer: PreTrainedTokenizerBase, longest: int) -> None:
+    """Refuses a text that has more than `longest` tokens whichever they are.
+
+    Raises:
+        OmniError: PROMPT_TOO_LONG.
+    """
+    most = characters(tokenizer, longest)
+    if len(text) > most:
+        raise too_long("prompt", len(text), "characters", most)
 
 
 def apply_template(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, object]]) -> str:
