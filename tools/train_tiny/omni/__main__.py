@@ -39,7 +39,9 @@ def train(
     out: Annotated[Path, typer.Option(help="folder that gets the model and what resumes its training")],
     codec: Annotated[Path, typer.Option(help="folder of the trained codec: encoder.safetensors and code2wav/")],
     minutes: Annotated[float, typer.Option(help="for all, from start to judgement")] = 9.0,
-    thinker_minutes: Annotated[float, typer.Option(help="of these, for the thinker; 0: a quarter")] = 0.0,
+    thinker_minutes: Annotated[
+        float, typer.Option(help="of these, for the thinker, its data and compilation; 0: three tenths")
+    ] = 0.0,
     device: Device = "",
     toy: Annotated[bool, typer.Option(help="few data, few steps: shows only that the program runs")] = False,
 ) -> None:
@@ -58,7 +60,7 @@ def train(
             _device(device),
             begin=begin,
             seconds=60 * minutes,
-            thinker_seconds=60 * thinker_minutes or 15 * minutes,
+            thinker_seconds=60 * thinker_minutes or 18 * minutes,
         )
     console.print(f"all: {time.monotonic() - begin:.0f} s")
 
@@ -71,6 +73,18 @@ def judge(
     """Judges OUT/model again: answers, and speech where pocketsphinx is installed."""
     with _workers() as workers:
         run.judge(run.Paths(out, out), workers, _device(device))
+
+
+@app.command()
+def codec(
+    out: Annotated[Path, typer.Option(help="folder that gets encoder.safetensors and code2wav/")],
+    minutes: Annotated[float, typer.Option(help="for the training; speaking comes before it")] = 7.7,
+    device: Device = "",
+    toy: Annotated[bool, typer.Option(help="few data, few steps: shows only that the program runs")] = False,
+) -> None:
+    """Trains the codec anew; the talker then learns its codes."""
+    with _workers() as workers:
+        run.train_codec(out, run.TOY if toy else run.FULL, workers, _device(device), 60 * minutes)
 
 
 @app.command()

@@ -28,8 +28,6 @@ from tools.train_tiny.omni.vocabulary import HELD_OUT_SENTENCES
 
 GATES = {"thinker_exact": 0.95, "speech_closed": 27, "speech_wer": 0.30, "length_within": 0.30}
 RECOGNIZER_RATE = 16_000
-LONGEST_SPEECH = 120
-"""Frames after which a sentence is cut, 9.6 s."""
 
 Sound = NDArray[np.float32]
 
@@ -83,9 +81,13 @@ def answers(model: Qwen3OmniMoeForConditionalGeneration, tokenizer: Any, questio
 
 
 def speak(
-    model: Qwen3OmniMoeForConditionalGeneration, tokenizer: Any, questions: Sequence[str], sampling: dict[str, float]
+    model: Qwen3OmniMoeForConditionalGeneration,
+    tokenizer: Any,
+    questions: Sequence[str],
+    sampling: dict[str, float],
+    frames: int,
 ) -> tuple[list[str], list[Sound]]:
-    """Answers with their sound; greedy where the temperature is 0."""
+    """Answers with their sound of at most so many frames; greedy where the temperature is 0."""
     prompts = _prompts(tokenizer, questions, model.device)
     how: dict[str, Any] = {"talker_repetition_penalty": sampling.get("repetition_penalty", 1.0)}
     if sampling["temperature"] > 0:
@@ -101,16 +103,18 @@ def speak(
         thinker_eos_token_id=tokenizer.eos_token_id,
         thinker_pad_token_id=tokenizer.pad_token_id,
         thinker_do_sample=False,
-        talker_max_new_tokens=LONGEST_SPEECH,
+        talker_max_new_tokens=frames,
         **how,
     )
     texts = tokenizer.batch_decode(ids[:, prompts["input_ids"].shape[1] :], skip_special_tokens=True)
     return list(texts), [sound.reshape(-1).float().cpu().numpy() for sound in sounds]
 
 
-def thinker_exact(model: Qwen3OmniMoeForConditionalGeneration, tokenizer: Any) -> tuple[float, list[dict[str, str]]]:
-    """Share of held-out questions answered word for word, and the others."""
-    asked = language.held_out()
+def thinker_exact(
+    model: Qwen3OmniMoeForConditionalGeneration, tokenizer: Any, most: int | None = None
+) -> tuple[float, list[dict[str, str]]]:
+    """Share of held-out questions (the first `most`) answered word for word, and the others."""
+    asked = language.held_out()[:most]
     given = answers(model, tokenizer, [each.question for each in asked])
     wrong = [
         {"skill": each.skill, "question": each.question, "answer": answer, "wanted": each.answer}
@@ -121,11 +125,15 @@ def thinker_exact(model: Qwen3OmniMoeForConditionalGeneration, tokenizer: Any) -
 
 
 def voice(
-    model: Qwen3OmniMoeForConditionalGeneration, tokenizer: Any, teacher: Sequence[Sound], sampling: dict[str, float]
+    model: Qwen3OmniMoeForConditionalGeneration,
+    tokenizer: Any,
+    teacher: Sequence[Sound],
+    sampling: dict[str, float],
+    frames: int,
 ) -> tuple[Voice, list[Sound]]:
     """The first held-out sentences, as many as the teacher has, as the model says them, each after "say"."""
     sentences = HELD_OUT_SENTENCES[: len(teacher)]
-    texts, sounds = speak(model, tokenizer, [f"say {text}" for text in sentences], sampling)
+    texts, sounds = speak(model, tokenizer, [f"say {text}" for text in sentences], sampling, frames)
     lengths = [len(sound) / len(other) for sound, other in zip(sounds, teacher, strict=True)]
     said = sum(text == wanted for text, wanted in zip(texts, sentences, strict=True))
     loudest = max(float(np.abs(sound).max(initial=0)) for sound in sounds)

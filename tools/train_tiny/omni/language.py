@@ -122,7 +122,11 @@ def _social(rng: random.Random) -> Exchange:
              "tell me what you can do", "what are you good at"),
             ABILITIES,
         ),
-        ("thanks", ("thank you", "thanks", "thank you very much", "many thanks", "thanks for your help"), "you are welcome"),
+        (
+            "thanks",
+            ("thank you", "thanks", "thank you very much", "many thanks", "thanks for your help"),
+            "you are welcome",
+        ),
         (
             "goodbye",
             ("goodbye", "bye", "bye bye", "see you", "see you soon", "see you later", "see you tomorrow", "good night"),
@@ -251,8 +255,9 @@ def _refusal(rng: random.Random) -> Exchange:
     if kind == 0:
         opening = (
             "why is", "why do", "where is", "where are", "when did", "when is", "who was", "who made", "how do i",
-            "what is the best", "what does it mean to", "do you like", "do you have", "did you", "will you", "could you",
-            "i want", "i think", "tell me about", "tell me a", "write a", "write me", "translate", "explain", "give me",
+            "what is the best", "what does it mean to", "do you like", "do you have", "did you", "will you",
+            "could you", "i want", "i think", "tell me about", "tell me a", "write a", "write me", "translate",
+            "explain", "give me",
             "what time is", "how far is", "how old is", "which is better", "what happens when", "show me", "sing",
         )  # fmt: skip
         question = f"{rng.choice(opening)} {some}"

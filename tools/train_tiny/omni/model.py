@@ -38,6 +38,20 @@ _ATTENTION = {
 }
 _EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 128, "norm_topk_prob": True}
 _WIDTH = 128
+CODE2WAV: dict[str, Any] = {
+    "codebook_size": CODEBOOK,
+    "hidden_size": 128,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "intermediate_size": 384,
+    "num_hidden_layers": 3,
+    "num_quantizers": CODE_GROUPS,
+    "upsample_rates": [8, 5, 4, 3],
+    "upsampling_ratios": [2, 2],
+    "decoder_dim": 256,
+    "layer_scale_initial_scale": 0.1,
+}
+"""1,920 samples a frame at 24 kHz: 12.5 frames a second."""
 
 
 def config(tokenizer: Any) -> Qwen3OmniMoeConfig:
@@ -128,23 +142,10 @@ def config(tokenizer: Any) -> Qwen3OmniMoeConfig:
         "speaker_id": {SPEAKER: VOICE},
         **multimodal,
     }
-    code2wav = {
-        "codebook_size": CODEBOOK,
-        "hidden_size": 128,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 4,
-        "intermediate_size": 384,
-        "num_hidden_layers": 3,
-        "num_quantizers": CODE_GROUPS,
-        "upsample_rates": [8, 5, 4, 3],
-        "upsampling_ratios": [2, 2],
-        "decoder_dim": 256,
-        "layer_scale_initial_scale": 0.1,
-    }
     return Qwen3OmniMoeConfig(
         thinker_config=thinker,
         talker_config=talker,
-        code2wav_config=code2wav,
+        code2wav_config=CODE2WAV,
         enable_audio_output=True,
         im_start_token_id=at("<|im_start|>"),
         im_end_token_id=at("<|im_end|>"),

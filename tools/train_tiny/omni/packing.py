@@ -56,6 +56,11 @@ def batches(data: Ragged, rows: int, length: int, seed: int, skip: int = 0) -> I
             yield _batch(data, taken, length)
 
 
+def whole(data: Ragged, length: int) -> Batch:
+    """All sequences, once each, in their order."""
+    return _batch(data, _rows(data.lengths, np.arange(len(data.lengths)), length), length)
+
+
 def _rows(lengths: NDArray[np.int64], order: NDArray[np.int64], length: int) -> list[NDArray[np.int64]]:
     """Cuts an order into runs that fit into a row."""
     found, begin, used = [], 0, 0

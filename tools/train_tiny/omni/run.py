@@ -8,7 +8,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ import torch
 from transformers import Qwen3OmniMoeForConditionalGeneration
 
 from tools.train_tiny.omni import (
+    codec,
     curves,
     evaluate,
     language,
@@ -29,7 +30,7 @@ from tools.train_tiny.omni import (
     thinker,
     tokenizer,
 )
-from tools.train_tiny.omni.codec_encoder import Quantizer
+from tools.train_tiny.omni.codec_encoder import RATE, Quantizer
 from tools.train_tiny.omni.evaluate import Sound
 from tools.train_tiny.omni.optimize import Training, console
 from tools.train_tiny.omni.vocabulary import HELD_OUT_SENTENCES
@@ -44,9 +45,13 @@ class Size:
     """How much is made and how much of it goes into a step."""
 
     conversations: int
-    """Shards of conversations."""
+    """Shards of them."""
     sentences: int
     """Shards of spoken sentences."""
+    recordings: int
+    """The same for the codec, which needs fewer."""
+    shard: int
+    """Sentences, and ten times as many conversations, in a shard."""
     rows: int
     length: int
     """Positions a row; a step has `rows` of them."""
@@ -55,10 +60,16 @@ class Size:
     talker_rate: float = 2e-3
     judged: int = len(HELD_OUT_SENTENCES)
     """Held-out sentences that are spoken in the end."""
+    frames: int = 120
+    """After which such a sentence is cut, 9.6 s."""
+    asked: int | None = None
+    """Held-out questions that are asked in the end; all when none is said."""
 
 
-FULL = Size(conversations=100, sentences=240, rows=192, length=256)
-TOY = Size(conversations=1, sentences=1, rows=3, length=256, most_steps=6, judged=2)
+FULL = Size(conversations=120, sentences=280, recordings=45, shard=250, rows=192, length=256)
+TOY = Size(
+    conversations=1, sentences=1, recordings=1, shard=12, rows=3, length=256, most_steps=3, judged=2, frames=8, asked=4
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,14 +132,14 @@ def train(
     whole = model.build(tokens).to(device)
     model.load_code2wav(whole, paths.codec / "code2wav")
     with tempfile.TemporaryDirectory(prefix="speech-") as scratch:
-        made = workers.map(thinker.conversations, range(size.conversations))
+        made = workers.map(partial(thinker.conversations, count=10 * size.shard), range(size.conversations))
         held_out = workers.submit(_say_held_out)
         shards = 0 if paths.corpus.exists() else size.sentences
-        spoken = speech.begin(workers, shards, Path(scratch))
+        spoken = speech.begin(workers, shards, size.shard, Path(scratch))
         _train_thinker(paths, size, whole, tokens, made, time.monotonic() + thinker_seconds, device)
         if not paths.corpus.exists():
             quantizer = Quantizer.load(paths.codec / "encoder.safetensors", model.CODE_GROUPS, device)
-            corpus = speech.collect(spoken, quantizer, device)
+            corpus = speech.collect(spoken, size.shard, quantizer, device)
             corpus.save(paths.corpus)
             console.print(
                 f"speech: {len(corpus.texts)} sentences, {corpus.hours:.1f} h, {time.monotonic() - begin:.0f} s"
@@ -138,7 +149,19 @@ def train(
     _train_talker(paths, size, whole, tokens, speech.Corpus.load(paths.corpus), until, device)
     model.save(whole, tokens, paths.model)
     _draw(paths)
-    judge(paths, workers, device, size.judged)
+    judge(paths, workers, device, size)
+
+
+def train_codec(out: Path, size: Size, workers: Executor, device: torch.device, seconds: float) -> None:
+    """Speaks sentences, trains the codec on them and draws its curve."""
+    with tempfile.TemporaryDirectory(prefix="speech-") as scratch:
+        paths = [future.result() for future in speech.begin(workers, size.recordings, size.shard, Path(scratch))]
+        samples = torch.cat([speech.recording(path) for path in paths]).to(device)
+    console.print(f"codec: {len(samples) / RATE / 3600:.2f} h")
+    plan = codec.Plan(seconds=seconds)
+    if size.most_steps:
+        plan = replace(plan, batch=2, frames=12, crop=6_000, latents=600, most_steps=size.most_steps)
+    curves.draw({"codec": codec.train(samples, plan, out)}, out / "codec.png")
 
 
 def _train_thinker(
@@ -160,7 +183,7 @@ def _train_thinker(
         console.print(f"thinker: {len(conversations)} conversations, {int(data.lengths.sum())} tokens")
         asked = [thinker.Conversation(tokenizer.chat(each.question), each.answer) for each in language.held_out()]
         batches = packing.batches(data, size.rows, size.length, seed=0)
-        judged = next(packing.batches(thinker.data(tokens, asked, device), 40, 128, seed=0))
+        judged = packing.whole(thinker.data(tokens, asked, device), 128)
         layer = network.fastest(device, lambda one: training.attempt(next(batches), thinker.ThinkerLoss(one)))
         training.run(
             batches,
@@ -195,7 +218,7 @@ def _train_talker(
     console.print(f"talker: {len(data.lengths)} sentences, {int(data.lengths.sum())} positions")
     words = whole.thinker.get_input_embeddings().weight.detach()
     batches = packing.batches(data, size.rows, size.length, seed=1 + training.step)
-    check = next(packing.batches(watched, max(1, int(watched.lengths.sum()) // size.length // 2), size.length, seed=0))
+    check = packing.whole(watched, size.length)
     loss = partial(talker.TalkerLoss, words, seed=training.step)
     layer = network.fastest(device, lambda one: training.attempt(next(batches), loss(one)))
 
@@ -216,15 +239,15 @@ def _draw(paths: Paths) -> None:
     curves.draw(found, paths.out / "curves.png")
 
 
-def judge(paths: Paths, workers: Executor, device: torch.device, sentences: int = len(HELD_OUT_SENTENCES)) -> None:
+def judge(paths: Paths, workers: Executor, device: torch.device, size: Size = FULL) -> None:
     """Judges the written checkpoint and writes result.json and what it said."""
     begin = time.monotonic()
     whole, tokens = evaluate.load(paths.model, device)
-    exact, wrong = evaluate.thinker_exact(whole, tokens)
-    teacher = paths.load_teacher()[:sentences]
+    exact, wrong = evaluate.thinker_exact(whole, tokens, size.asked)
+    teacher = paths.load_teacher()[: size.judged]
     voices: dict[str, evaluate.Voice] = {}
     for name, sampling in VOICES.items():
-        voices[name], sounds = evaluate.voice(whole, tokens, teacher, sampling)
+        voices[name], sounds = evaluate.voice(whole, tokens, teacher, sampling, size.frames)
         _save_sounds(paths.out / f"said-{name}.npz", sounds)
         if evaluate.can_listen():
             evaluate.judge(voices[name], sounds, workers)

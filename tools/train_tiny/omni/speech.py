@@ -24,8 +24,6 @@ from tools.train_tiny.omni.codec_encoder import FRAME, RATE, Quantizer
 from tools.train_tiny.omni.sentences import sentence
 from tools.train_tiny.omni.vocabulary import HELD_OUT_SENTENCES
 
-SHARD = 250
-"""Sentences that one task speaks."""
 GAIN = 2.0
 SEED = 0
 """Of the teacher, for every sentence."""
@@ -36,11 +34,11 @@ LONGEST = 90
 """Frames; longer sentences are left out."""
 
 
-def texts(shard: int) -> list[str]:
+def texts(shard: int, count: int) -> list[str]:
     """Sentences to be spoken, the same for the same shard: answers of all skills, templates, words in random order."""
     rng = random.Random(2_000_000 + shard)
     found: list[str] = []
-    while len(found) < SHARD:
+    while len(found) < count:
         text = language.exchange(rng).answer if rng.random() < 0.35 else sentence(rng)
         if text not in HELD_OUT_SENTENCES:
             found.append(text)
@@ -64,23 +62,23 @@ class Teacher:
 
 @cache
 def teacher() -> Teacher:
-    """This process's voice."""
+    """The voice of this process, made once."""
     return Teacher()
 
 
-def speak(shard: int, folder: Path) -> Path:
+def speak(shard: int, count: int, folder: Path) -> Path:
     """Speaks a shard into a file of 16-bit samples, one sentence after another, with their lengths."""
-    sounds = [teacher().say(text) for text in texts(shard)]
+    sounds = [teacher().say(text) for text in texts(shard, count)]
     path = folder / f"{shard:04d}.npz"
     lengths = np.array([len(sound) for sound in sounds])
     np.savez(path, lengths=lengths, samples=(np.concatenate(sounds) * 32767).astype(np.int16))
     return path
 
 
-def begin(workers: Executor, shards: int, folder: Path) -> list[Future[Path]]:
-    """Starts speaking; the files are there when the futures are done."""
+def begin(workers: Executor, shards: int, count: int, folder: Path) -> list[Future[Path]]:
+    """Starts speaking shards of `count` sentences; the files are there when the futures are done."""
     folder.mkdir(parents=True, exist_ok=True)
-    return [workers.submit(speak, shard, folder) for shard in range(shards)]
+    return [workers.submit(speak, shard, count, folder) for shard in range(shards)]
 
 
 def single_thread() -> None:
@@ -88,6 +86,15 @@ def single_thread() -> None:
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ[name] = "1"
     torch.set_num_threads(1)
+
+
+def recording(path: Path, seed: int = 0) -> Tensor:
+    """A shard as one recording of 16-bit samples, with 50 to 150 ms of silence after each sentence."""
+    rng = random.Random(seed)
+    with np.load(path) as file:
+        sounds = torch.from_numpy(file["samples"]).split(file["lengths"].tolist())
+    gaps = [torch.zeros(rng.randint(1200, 3600), dtype=torch.int16) for _ in sounds]
+    return torch.cat([part for pair in zip(sounds, gaps, strict=True) for part in pair])
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +121,7 @@ class Corpus:
 
 
 def encode(sounds: Sequence[Tensor], quantizer: Quantizer, device: torch.device, batch: int = 256) -> list[Tensor]:
-    """Sounds of any length to codes on the CPU, those of one length at a time: padding would change the encoder's norms.
+    """16-bit sounds of any length to codes on the CPU, one length at a time: padding would change the encoder's norms.
 
     Two frames of silence follow each sound, one of them is kept.
     """
@@ -125,17 +132,15 @@ def encode(sounds: Sequence[Tensor], quantizer: Quantizer, device: torch.device,
     for frames, places in by_length.items():
         for start in range(0, len(places), batch):
             chosen = places[start : start + batch]
-            rows = torch.zeros(len(chosen), (frames + 2) * FRAME)
-            for row, place in enumerate(chosen):
-                rows[row, : len(sounds[place])] = sounds[place].float() / (
-                    32767 if sounds[place].dtype == torch.int16 else 1
-                )
-            codes = quantizer.encode(rows.to(device))[:, : frames + 1].cpu()
+            rows = torch.zeros(len(chosen), (frames + 2) * FRAME, dtype=torch.int16)
+            for row, place in zip(rows, chosen, strict=True):
+                row[: len(sounds[place])] = sounds[place]
+            codes = quantizer.encode(rows.to(device).float() / 32767)[:, : frames + 1].cpu()
             found.update(zip(chosen, codes, strict=True))
     return [found[place] for place in range(len(sounds))]
 
 
-def collect(spoken: Sequence[Future[Path]], quantizer: Quantizer, device: torch.device) -> Corpus:
+def collect(spoken: Sequence[Future[Path]], count: int, quantizer: Quantizer, device: torch.device) -> Corpus:
     """Waits for the speakers and encodes what they said; each sentence once, files are removed."""
     said: dict[str, Tensor] = {}
     for shard, future in enumerate(spoken):
@@ -143,8 +148,7 @@ def collect(spoken: Sequence[Future[Path]], quantizer: Quantizer, device: torch.
         with np.load(path) as file:
             sounds = torch.from_numpy(file["samples"]).split(file["lengths"].tolist())
         path.unlink()
-        new = {text: sound for text, sound in zip(texts(shard), sounds, strict=True) if text not in said}
-        codes = encode(list(new.values()), quantizer, device)
-        said.update(zip(new, codes, strict=True))
-    kept = {text: codes for text, codes in said.items() if len(codes) <= LONGEST}
-    return Corpus(list(kept), list(kept.values()))
+        for text, sound in zip(texts(shard, count), sounds, strict=True):
+            if len(sound) <= LONGEST * FRAME:
+                said.setdefault(text, sound)
+    return Corpus(list(said), encode(list(said.values()), quantizer, device))

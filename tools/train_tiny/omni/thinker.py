@@ -16,8 +16,6 @@ from tools.train_tiny.omni.optimize import Losses
 from tools.train_tiny.omni.packing import Batch, Ragged
 from tools.train_tiny.omni.tokenizer import chat
 
-SHARD = 5_000
-"""Conversations that one task makes."""
 SYSTEMS = (
     "you are a helpful assistant",
     "you are tiny",
@@ -36,11 +34,11 @@ class Conversation:
     answer: str
 
 
-def conversations(shard: int) -> list[Conversation]:
+def conversations(shard: int, count: int) -> list[Conversation]:
     """Some conversations; the same for the same shard. A tenth has a system message, another earlier turns."""
     rng = random.Random(1_000_000 + shard)
     made = []
-    for _ in range(SHARD):
+    for _ in range(count):
         found = language.exchange(rng)
         earlier: list[tuple[str, str]] = []
         if rng.random() < 0.12:

@@ -2,64 +2,69 @@
 
 from __future__ import annotations
 
-ONES = """
+
+def _read(text: str) -> list[str]:
+    return text.split()
+
+
+ONES = _read("""
 zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen
 eighteen nineteen
-""".split()
+""")
 """Zero to nineteen."""
 
-TENS = """
+TENS = _read("""
 twenty thirty forty fifty sixty seventy eighty ninety
-""".split()
+""")
 """Twenty to ninety."""
 
-LETTERS = """
+LETTERS = _read("""
 a b c d e f g h i j k l m n o p q r s t u v w x y z
-""".split()
+""")
 
-COLORS = """
+COLORS = _read("""
 red green blue yellow orange purple pink brown black white gray golden silver
-""".split()
+""")
 
-DAYS = """
+DAYS = _read("""
 monday tuesday wednesday thursday friday saturday sunday
-""".split()
+""")
 
-MONTHS = """
+MONTHS = _read("""
 january february march april may june july august september october november december
-""".split()
+""")
 
-ANIMALS = """
+ANIMALS = _read("""
 dog cat horse cow pig sheep goat duck chicken rabbit lion tiger bear wolf fox monkey elephant giraffe zebra frog snake
 turtle shark whale dolphin eagle owl parrot penguin bee ant spider butterfly kangaroo camel deer squirrel hamster crab
 octopus
-""".split()
+""")
 
-FRUITS = """
+FRUITS = _read("""
 apple banana cherry grape lemon lime peach pear plum mango melon pineapple strawberry coconut apricot kiwi fig
-""".split()
+""")
 
-FOODS = """
+FOODS = _read("""
 bread butter cheese milk egg rice soup salad pasta pizza cake cookie sugar salt pepper honey chocolate coffee tea
 juice potato tomato carrot onion bean corn mushroom sandwich burger noodle cream sauce candy
-""".split()
+""")
 
 CAPITALS = dict(
     pair.split("-")
-    for pair in """
+    for pair in _read("""
 france-paris italy-rome spain-madrid germany-berlin england-london japan-tokyo china-beijing russia-moscow egypt-cairo
 greece-athens portugal-lisbon austria-vienna sweden-stockholm norway-oslo finland-helsinki denmark-copenhagen
 poland-warsaw ireland-dublin canada-ottawa cuba-havana india-delhi kenya-nairobi peru-lima turkey-ankara iran-tehran
 iraq-baghdad hungary-budapest belgium-brussels thailand-bangkok vietnam-hanoi chile-santiago australia-canberra
 ukraine-kyiv nepal-kathmandu iceland-reykjavik switzerland-bern jamaica-kingston morocco-rabat scotland-edinburgh
 wales-cardiff
-""".split()
+""")
 )
 """Countries with their capitals."""
 
 OPPOSITES = dict(
     pair.split("-")
-    for pair in """
+    for pair in _read("""
 big-small hot-cold good-bad long-short tall-short high-low wide-narrow deep-shallow thick-thin heavy-light warm-cool
 wet-dry clean-dirty new-old young-old fast-slow early-late easy-difficult hard-soft loud-quiet bright-dark happy-sad
 strong-weak rich-poor safe-dangerous brave-afraid kind-mean beautiful-ugly clever-stupid strange-normal full-empty
@@ -68,31 +73,31 @@ near-far left-right above-below before-after up-down always-never everything-not
 hello-goodbye yes-no black-white love-hate win-lose begin-end push-pull give-take buy-sell ask-answer laugh-cry
 sit-stand sleep-wake rise-fall start-stop king-queen man-woman boy-girl brother-sister mother-father north-south
 east-west friend-enemy war-peace life-death first-last
-""".split()
+""")
 )
 
 IRREGULAR_PLURALS = dict(
     pair.split("-")
-    for pair in """
+    for pair in _read("""
 leaf-leaves man-men woman-women tooth-teeth foot-feet mouse-mice knife-knives wolf-wolves shelf-shelves baby-babies
 child-children fish-fish sheep-sheep deer-deer goose-geese half-halves
-""".split()
+""")
 )
 
 THING_COLORS = dict(
     pair.split("-")
-    for pair in """
+    for pair in _read("""
 the_sky-blue grass-green the_sun-yellow snow-white an_apple-red a_banana-yellow a_lemon-yellow a_tomato-red
 a_carrot-orange coal-black the_night-black milk-white blood-red a_leaf-green a_frog-green a_cherry-red
 a_strawberry-red chocolate-brown wood-brown coffee-brown the_sea-blue a_cloud-white sand-yellow fire-orange
 an_elephant-gray a_shark-gray a_pig-pink a_plum-purple a_grape-purple a_lime-green butter-yellow honey-golden
 rice-white sugar-white salt-white a_mouse-gray a_crab-red a_fox-orange a_bear-brown a_potato-brown cheese-yellow
 mud-brown gold-golden smoke-gray a_crocodile-green a_rose-red ice-white oil-black
-""".split()
+""")
 )
 """Things, their article joined to them by a low line, with their color."""
 
-NOUNS = """
+NOUNS = _read("""
 house home door window room wall floor roof kitchen garden tree flower leaf forest river lake sea ocean beach island
 mountain hill valley road street bridge city town village school teacher student class book page letter word story
 song music picture paper pen pencil desk chair table bed lamp clock watch phone computer screen key box bag bottle cup
@@ -109,9 +114,9 @@ hotel station airport farm field grass seed fruit animal bird fish insect cage n
 theater library church tower castle palace park pool sport goal score race winner prize medal camera radio film video
 robot model energy power battery button switch wire paint brush soap towel mirror blanket pillow sheet basket bucket
 ladder shelf drawer carpet curtain candle match smoke dust sand mud oil gas steam
-""".split()
+""")
 
-ADJECTIVES = """
+ADJECTIVES = _read("""
 good bad big small large little long short tall high low wide narrow deep thick thin heavy light hot cold warm cool
 wet dry clean dirty new old young fast slow quick early late easy hard soft loud quiet bright dark happy sad angry
 tired hungry thirsty sick healthy strong weak rich poor safe dangerous brave afraid kind nice pretty beautiful ugly
@@ -119,9 +124,9 @@ clever smart funny serious strange simple perfect full empty open round flat sha
 right wrong best better worse worst same different important famous free busy ready lucky lonely gentle polite proud
 shy lazy crazy huge tiny great lovely wonderful special common rare possible certain ancient modern national local
 human natural public private final main whole single double electric plastic wooden
-""".split()
+""")
 
-VERBS = """
+VERBS = _read("""
 ask answer begin believe borrow break bring build burn buy call carry catch change choose clean climb close come cook
 copy count cover cross cry cut dance decide dig draw dream drink drive drop eat enjoy enter explain fall feed feel
 fight fill find finish fix float fly follow forget forgive get give go grow guess happen hate have hear help hide hit
@@ -131,9 +136,9 @@ pray prefer prepare press promise pull push put rain reach read remember repeat 
 run save say search see sell send share shine shoot shout show shut sing sit sleep smell smile smoke speak spell spend
 spread stand start stay steal stop study swim take talk taste teach tell thank think throw tie touch travel try turn
 type understand use visit wait wake walk want warn wash waste watch wear win wish wonder work worry write yell
-""".split()
+""")
 
-PARTICLES = """
+PARTICLES = _read("""
 the of and to in is you that it he was for on are as with his they at be this from i have or by had not but what all
 were we when your can said there each which she do how their if will up other about out many then them these so some
 her would him into time has two more no way could people my than first been who now oh its over after only also back
@@ -145,10 +150,10 @@ nobody somebody everybody myself yourself himself itself ourselves themselves mi
 went gone came took taken gave given made knew known saw seen thought told felt found kept held brought bought sold
 stood sat ran began wrote written spoke spoken ate eaten drank swam flew drove grew fell broke chose wore won lost met
 paid led heard understood half third quarter dozen hundred thousand million plus minus times equals divided
-""".split()
+""")
 """Words that hold sentences together, and forms of irregular verbs."""
 
-FURTHER = """
+FURTHER = _read("""
 chapter language english french spanish german italian chinese japanese science history nature culture law art
 mathematics physics chemistry biology geography religion government president minister leader member group company
 business industry product service system program project method result effect cause theory practice example case level
@@ -165,10 +170,11 @@ measure vision treasure pleasure usual casual genre garage massage television ve
 through thick thumb thief either breathe bathe smooth gym jacket giant orange bridge village jelly yacht yogurt yell
 union music few view queen quick quiet square choir voice choice noise boy oil join town house cloud out loud brown
 owl
-""".split()
+""")
 """Abstract nouns, and words for sounds that are rare elsewhere."""
 
-QUESTION_WORDS = """
+QUESTION_WORDS = _read("""
+well me capitals
 calculate add subtract multiply divide sum minus spell opposite plural count repeat tell who whats which hi hey bye
 thanks hello color colour capital comes next previous today call named help welcome fine care are and can name doing
 afternoon hundred from down please say would should does did could word number backwards letters spelling mean means
@@ -176,7 +182,7 @@ called weather news joke poem president best favorite translate email explain lo
 real old live made speak sing dance see hear think feel know want need where when why how what is there any some not
 anyone hold keep sky goose coal blood rose crocodile south north east west shallow difficult stupid normal closed
 blunt end wake last halves
-""".split()
+""")
 """What questions are made of, beside the words above."""
 
 HELD_OUT_SENTENCES = """
@@ -213,17 +219,18 @@ goodbye my friend
 """.strip().split("\n")
 """Speech is judged by these thirty; no sound that anything is trained on says one of them."""
 
-OBJECTS = """
+OBJECTS = _read("""
 house door window chair table bed lamp clock bottle cup plate spoon shirt coat hat shoe car bus train boat ship hammer
 rope river mountain bridge book pencil phone computer pillow blanket candle ladder
-""".split()
+""")
 """Things that are neither animals nor fruits nor colors."""
 
-SPOKEN_VERBS = """
-ask answer begin break bring build burn buy call carry catch change clean climb close come cook count cry dance draw dream
-drink drive eat enjoy fall feel fight find fly follow go grow help hide hold jump keep laugh learn listen live look make move
-open paint play push read sing sleep smile speak stand talk teach think throw travel try wait walk wash watch wear work write
-""".split()
+SPOKEN_VERBS = _read("""
+ask answer begin break bring build burn buy call carry catch change clean climb close come cook count cry dance draw
+dream drink drive eat enjoy fall feel fight find fly follow go grow help hide hold jump keep laugh learn listen live
+look make move open paint play push read sing sleep smile speak stand talk teach think throw travel try wait walk wash
+watch wear work write
+""")
 """Verbs whose -ing form is a word of its own."""
 
 
@@ -259,7 +266,9 @@ def spoken(number: int) -> str:
 
 
 _UNCOUNTED = frozenset(
-    "grass music fire water snow rain blood light sand mud oil gas steam smoke gold iron wood".split()
+    _read("""
+grass music fire water snow rain blood light sand mud oil gas steam smoke gold iron wood
+""")
 )
 COUNTED = [noun for noun in dict.fromkeys([*NOUNS, *ANIMALS, *FRUITS]) if noun not in _UNCOUNTED]
 """Nouns that have a plural."""
