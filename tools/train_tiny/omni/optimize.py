@@ -125,14 +125,17 @@ class Training:
         console.print(f"{self.name}: {self.seconds:5.0f} s, step {self.step:6d}  {shown}")
 
     def save(self, folder: Path) -> None:
-        """Writes what `resume` needs; the optimizer's moments are not kept, they are back within the warm-up."""
+        """Writes what `resume` needs, averages rounded to bfloat16 as they will be in the model.
+
+        The optimizer's moments are not kept: they are back within the warm-up.
+        """
         folder.mkdir(parents=True, exist_ok=True)
         state = {
             "step": self.step,
             "seconds": self.seconds,
             "curve": self.curve,
             "weights": [weights.detach().cpu() for weights in self._weights],
-            "average": [weights.cpu() for weights in self._averages()],
+            "average": [weights.bfloat16().cpu() for weights in self._averages()],
         }
         torch.save(state, folder / f"{self.name}.pt")
 

@@ -133,7 +133,7 @@ def train(
     model.load_code2wav(whole, paths.codec / "code2wav")
     with tempfile.TemporaryDirectory(prefix="speech-") as scratch:
         made = workers.map(partial(thinker.conversations, count=10 * size.shard), range(size.conversations))
-        held_out = workers.submit(_say_held_out)
+        held_out = None if paths.teacher.exists() else workers.submit(_say_held_out)
         shards = 0 if paths.corpus.exists() else size.sentences
         spoken = speech.begin(workers, shards, size.shard, Path(scratch))
         _train_thinker(paths, size, whole, tokens, made, time.monotonic() + thinker_seconds, device)
@@ -144,7 +144,8 @@ def train(
             console.print(
                 f"speech: {len(corpus.texts)} sentences, {corpus.hours:.1f} h, {time.monotonic() - begin:.0f} s"
             )
-        _save_sounds(paths.teacher, held_out.result())
+        if held_out is not None:
+            _save_sounds(paths.teacher, held_out.result())
     until = begin + seconds - JUDGING
     _train_talker(paths, size, whole, tokens, speech.Corpus.load(paths.corpus), until, device)
     model.save(whole, tokens, paths.model)
@@ -195,6 +196,8 @@ def _train_thinker(
         training.save(paths.state)
     part.load_state_dict(training.average.state_dict())
     part.requires_grad_(False)
+    for weights in part.parameters():  # the talker shall learn the embeddings that will be in the checkpoint
+        weights.copy_(weights.bfloat16())
 
 
 def _train_talker(

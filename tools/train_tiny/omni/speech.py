@@ -82,7 +82,8 @@ def begin(workers: Executor, shards: int, count: int, folder: Path) -> list[Futu
 
 
 def single_thread() -> None:
-    """To be run first in each worker: as many threads as processes would only wait for one another."""
+    """To be run first in each worker: threads of theirs would wait for one another, and the training for them all."""
+    os.nice(5)
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ[name] = "1"
     torch.set_num_threads(1)
