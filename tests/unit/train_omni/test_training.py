@@ -147,8 +147,6 @@ def test_a_training_is_taken_up_with_its_weights_and_averages(tmp_path: Path) ->
     second = Training("line", torch.nn.Linear(3, 1), rate=0.1)
     assert second.resume(tmp_path)
     assert second.step == 5
-    for one, other in zip(first.module.parameters(), second.module.parameters(), strict=True):
-        assert torch.equal(one, other)
-    for one, other in zip(first.average.parameters(), second.average.parameters(), strict=True):
-        assert torch.equal(one.bfloat16(), other)
+    for one, other in ((first.module, second.module), (first.average, second.average)):
+        assert all(torch.equal(a.bfloat16(), b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
     assert not Training("other", torch.nn.Linear(3, 1), rate=0.1).resume(tmp_path)

@@ -125,7 +125,7 @@ class Training:
         console.print(f"{self.name}: {self.seconds:5.0f} s, step {self.step:6d}  {shown}")
 
     def save(self, folder: Path) -> None:
-        """Writes what `resume` needs, averages rounded to bfloat16 as they will be in the model.
+        """Writes what `resume` needs, small enough to be carried about: rounded to bfloat16, as the model will be.
 
         The optimizer's moments are not kept: they are back within the warm-up.
         """
@@ -134,7 +134,7 @@ class Training:
             "step": self.step,
             "seconds": self.seconds,
             "curve": self.curve,
-            "weights": [weights.detach().cpu() for weights in self._weights],
+            "weights": [weights.detach().bfloat16().cpu() for weights in self._weights],
             "average": [weights.bfloat16().cpu() for weights in self._averages()],
         }
         torch.save(state, folder / f"{self.name}.pt")
