@@ -132,7 +132,8 @@ def train(
     whole = model.build(tokens).to(device)
     model.load_code2wav(whole, paths.codec / "code2wav")
     with tempfile.TemporaryDirectory(prefix="speech-") as scratch:
-        made = workers.map(partial(thinker.conversations, count=10 * size.shard), range(size.conversations))
+        asked = 0 if (paths.state / "thinker.pt").exists() else size.conversations
+        made = workers.map(partial(thinker.conversations, count=10 * size.shard), range(asked))
         held_out = None if paths.teacher.exists() else workers.submit(_say_held_out)
         shards = 0 if paths.corpus.exists() else size.sentences
         spoken = speech.begin(workers, shards, size.shard, Path(scratch))
