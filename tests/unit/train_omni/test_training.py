@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tools.train_tiny.omni import model, network, packing, talker, thinker, tokenizer
-from tools.train_tiny.omni.optimize import Training
+from tools.train_tiny.optimize import Training
 
 CPU = torch.device("cpu")
 

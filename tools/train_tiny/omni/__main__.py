@@ -17,7 +17,7 @@ import torch
 import typer
 
 from tools.train_tiny.omni import evaluate, run, speech
-from tools.train_tiny.omni.optimize import console
+from tools.train_tiny.optimize import console
 
 app = typer.Typer(add_completion=False, help=__doc__)
 

@@ -23,7 +23,7 @@ from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3Omni
 from tools.train_tiny.omni.codec_encoder import FRAME, Encoder
 from tools.train_tiny.omni.codec_networks import LearningQuantizer, Spectra, discriminators
 from tools.train_tiny.omni.model import CODE2WAV, CODE_GROUPS, CODEBOOK
-from tools.train_tiny.omni.optimize import console
+from tools.train_tiny.optimize import console
 
 GROUPS = 8
 """Trained; the first `CODE_GROUPS` of them are kept."""

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from tools.train_tiny.omni.optimize import console
+from tools.train_tiny.optimize import console
 
 Layer = Callable[..., tuple[Tensor, Tensor]]
 

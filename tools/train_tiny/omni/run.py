@@ -17,9 +17,9 @@ import numpy as np
 import torch
 from transformers import Qwen3OmniMoeForConditionalGeneration
 
+from tools.train_tiny import curves
 from tools.train_tiny.omni import (
     codec,
-    curves,
     evaluate,
     language,
     model,
@@ -32,8 +32,8 @@ from tools.train_tiny.omni import (
 )
 from tools.train_tiny.omni.codec_encoder import RATE, Quantizer
 from tools.train_tiny.omni.evaluate import Sound
-from tools.train_tiny.omni.optimize import Training, console
 from tools.train_tiny.omni.vocabulary import HELD_OUT_SENTENCES
+from tools.train_tiny.optimize import Training, console
 
 JUDGING = 40.0
 """Seconds that are left for writing the model and judging it."""

@@ -19,9 +19,9 @@ from transformers import Qwen3OmniMoeConfig
 
 from tools.train_tiny.omni import language, network
 from tools.train_tiny.omni.model import CODE_GROUPS, CODEBOOK, SPEAKER
-from tools.train_tiny.omni.optimize import Losses
 from tools.train_tiny.omni.packing import Batch, Ragged
 from tools.train_tiny.omni.tokenizer import chat
+from tools.train_tiny.optimize import Losses
 
 GROUP_WEIGHTS = (1.0, 1.0, 0.5, 0.3)
 """Of the codebooks in the loss: the first two carry the words."""

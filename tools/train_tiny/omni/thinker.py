@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from tools.train_tiny.omni import language, network
-from tools.train_tiny.omni.optimize import Losses
 from tools.train_tiny.omni.packing import Batch, Ragged
 from tools.train_tiny.omni.tokenizer import chat
+from tools.train_tiny.optimize import Losses
 
 SYSTEMS = (
     "you are a helpful assistant",
