@@ -78,6 +78,11 @@ class Driver:
         self.engine.submit(run)
         return run.id
 
+    def submit_together(self, runs: Sequence[Run]) -> list[int]:
+        """Submits all before the engine can get further with any of them than to its first event."""
+        with self._changed:
+            return [self.submit(run) for run in runs]
+
     def wait(self, condition: Callable[[], bool]) -> None:
         with self._changed:
             assert self._changed.wait_for(condition, PATIENCE), "the engine did not get there in time"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -10,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from diffusers import ZImagePipeline
-from PIL import Image
 
 from omni.rpc.errors import OmniError
 from omni.v1 import config_pb2, content_pb2
@@ -19,6 +17,7 @@ from stage_server.checkpoint import located
 from stage_server.engines.base import Run
 from tests.parity.driver import Driver
 from tests.parity.driver import run_of as driver_run
+from tests.parity.pictures import pictures, psnr
 
 SPEC = config_pb2.StageSpec(
     stage="dit",
@@ -48,7 +47,7 @@ def driver() -> Iterator[Driver]:
 @pytest.fixture(scope="module")
 def reference() -> dict[str, np.ndarray]:
     torch.set_num_threads(1)
-    pipe = ZImagePipeline.from_pretrained(located(SPEC).checkpoint, torch_dtype=torch.float32)
+    pipe = ZImagePipeline.from_pretrained(located(SPEC).checkpoint, dtype=torch.float32)
     pipe.set_progress_bar_config(disable=True)
     return {
         prompt: pipe(
@@ -71,20 +70,6 @@ def run_of(prompt: str, **more: int) -> Run:
     if negative:
         params.negative_prompt = negative
     return replace(driver_run(prompt), params=config_pb2.StageParams(diffusion=params))
-
-
-def pictures(result) -> list[np.ndarray]:
-    files: dict[int, bytearray] = {}
-    for output in result.outputs:
-        for piece in output.media:
-            files.setdefault(piece.artifact, bytearray()).extend(piece.data)
-    return [np.asarray(Image.open(io.BytesIO(bytes(data)))) / 255 for _, data in sorted(files.items())]
-
-
-def psnr(one: np.ndarray, other: np.ndarray) -> float:
-    # The file holds eight bits a channel; the reference is rounded as the file was.
-    error = float(np.mean((one - np.round(other * 255) / 255) ** 2))
-    return 200.0 if error == 0 else -10 * np.log10(error)
 
 
 def test_one_picture_equals_the_pipelines(driver: Driver, reference: dict[str, np.ndarray]) -> None:

@@ -7,7 +7,9 @@ from pathlib import Path
 from tools.tiny.registry import Recipe, ensure
 
 _ALL = (
+    Recipe("tiny-flux", 1, "tools.tiny.diffusion:flux"),
     Recipe("tiny-omni", 2, "tools.tiny.qwen3_omni:build"),
+    Recipe("tiny-qwen-image", 1, "tools.tiny.diffusion:qwen_image"),
     Recipe("tiny-text", 1, "tools.tiny.text:qwen3"),
     Recipe("tiny-text-window", 1, "tools.tiny.text:mistral"),
 )

@@ -14,8 +14,7 @@ class Guidance(Enum):
     """How a family's own pipeline reads `guidance_scale`."""
 
     ADDED = "prediction + scale * (prediction - negative); 0 switches it off"
-    BLENDED = "negative + scale * (prediction - negative); 1 switches it off"
-    BLENDED_WITH_NEGATIVE = "as BLENDED, and only where a negative prompt is given"
+    BLENDED = "negative + scale * (prediction - negative), where a negative prompt is given; 1 and less switch it off"
     EMBEDDED = "the transformer itself takes the scale"
 
 
@@ -35,7 +34,7 @@ class Family:
 
 FAMILIES = {
     "ZImagePipeline": Family("ZImageAutoBlocks", Guidance.ADDED, 50, 5.0, True, 512),
-    "QwenImagePipeline": Family("QwenImageAutoBlocks", Guidance.BLENDED_WITH_NEGATIVE, 50, 4.0, True, 1024),
+    "QwenImagePipeline": Family("QwenImageAutoBlocks", Guidance.BLENDED, 50, 4.0, True, 1024),
     "FluxPipeline": Family("FluxAutoBlocks", Guidance.EMBEDDED, 28, 3.5, False, 512),
 }
 
@@ -47,9 +46,12 @@ def family_of(folder: Path) -> Family:
         OmniError: BAD_REQUEST, when it is none, or of a class that does not run step by step here.
     """
     try:
-        name = json.loads((folder / "model_index.json").read_text(encoding="utf-8"))["_class_name"]
-    except (OSError, ValueError, KeyError) as error:
+        index = json.loads((folder / "model_index.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
         raise _refused(f"{folder} is no diffusers pipeline: model_index.json: {error}") from error
+    name = index.get("_class_name") if isinstance(index, dict) else None
+    if not isinstance(name, str):
+        raise _refused(f"{folder} is no diffusers pipeline: model_index.json names no _class_name")
     if name not in FAMILIES:
         raise _refused(f"{folder} holds a {name}; those that run step by step here: {', '.join(FAMILIES)}")
     return FAMILIES[name]

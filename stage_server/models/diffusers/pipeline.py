@@ -79,10 +79,8 @@ class PipelineModel:
             torch.set_num_threads(1)
         dtype = self._dtype or (torch.float32 if where.type == "cpu" else torch.bfloat16)
         try:
-            classic = diffusers.DiffusionPipeline.from_pretrained(
-                self._folder, torch_dtype=dtype, local_files_only=True
-            )
-        except (OSError, ValueError, KeyError, RuntimeError, ImportError, AttributeError, TypeError) as error:
+            classic = diffusers.DiffusionPipeline.from_pretrained(self._folder, dtype=dtype, local_files_only=True)
+        except Exception as error:  # Several libraries read the parts of a folder, and each has errors of its own.
             raise invalid(FieldViolation("checkpoint", f"{self._folder} cannot be loaded: {error}")) from error
         classic.to(where)
         pipe = getattr(diffusers, self._family.blocks)().init_pipeline()
@@ -186,8 +184,8 @@ class PipelineModel:
         from diffusers.guiders import ClassifierFreeGuidance
 
         scale = request.guidance_scale
-        if kind is Guidance.BLENDED_WITH_NEGATIVE and not request.negative_prompt:
-            scale = 1.0
+        if kind is Guidance.BLENDED:
+            scale = max(scale, 1.0) if request.negative_prompt else 1.0
         return ClassifierFreeGuidance(guidance_scale=scale, use_original_formulation=kind is Guidance.ADDED)
 
     def _check_length(self, field: str, text: str) -> None:
