@@ -96,6 +96,7 @@ class _State:
     waiting: bool = False
     """In the queue of runs whose time comes."""
     rows_read: int = 0
+    """Rows of tensors that its sources fed it."""
 
 
 class Wire:
@@ -308,7 +309,8 @@ class SyntheticEngine:
         return output
 
     def _finish(self, state: _State, reason: content_pb2.FinishReason.ValueType) -> Finished:
-        usage = content_pb2.Usage(completion_tokens=state.made, prompt_tokens=1)
+        read = state.rows_read if state.run.sources else 1
+        usage = content_pb2.Usage(completion_tokens=state.made, prompt_tokens=read)
         if state.run.output and state.script.media_bytes:
             usage.audio_samples, usage.sample_rate = state.made * (state.script.media_bytes // 2), SAMPLE_RATE
         return Finished(state.run.id, reason, usage, max(0.0, state.queued))

@@ -42,9 +42,10 @@ models:
 class Cluster:
     """The coordinator's client side, and the stage servers by name of the stage."""
 
-    def __init__(self, daemon: Daemon, target: str, channel: grpc.aio.Channel) -> None:
+    def __init__(self, daemon: Daemon, target: str, model: str, channel: grpc.aio.Channel) -> None:
         self.daemon = daemon
         self.target = target
+        self.model = model
         self.omni = generate_pb2_grpc.OmniServiceStub(channel)
         self.membership = cluster_pb2_grpc.ClusterServiceStub(channel)
         self.servers: dict[str, asyncio.subprocess.Process] = {}
@@ -53,7 +54,7 @@ class Cluster:
         """Starts the stage's server; the one before must have ended."""
         self.servers[stage] = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "stage_server.server", "--coordinator", self.target),
-            *("--model", "chain", "--stage", stage, "--log-level", "WARNING"),
+            *("--model", self.model, "--stage", stage, "--log-level", "WARNING"),
             env={**os.environ, "OMP_NUM_THREADS": "1"},
         )
 
@@ -101,18 +102,19 @@ def request(
 
 
 @contextlib.asynccontextmanager
-async def running(folder: Path) -> AsyncIterator[Cluster]:
-    """A cluster of one replica a stage, stopped at the end."""
+async def running(folder: Path, deploy: str = DEPLOY) -> AsyncIterator[Cluster]:
+    """A cluster of one replica for each stage of the deployment's only model, stopped at the end."""
     path = folder / "deploy.yaml"
-    path.write_text(DEPLOY)
-    daemon = Daemon(resolve(load_deploy(str(path))), listen="127.0.0.1:0")
+    path.write_text(deploy)
+    (pipeline,) = resolve(load_deploy(str(path)))
+    daemon = Daemon([pipeline], listen="127.0.0.1:0")
     bound = await daemon.start()
     cluster = None
     try:
         async with make_channel(bound.grpc) as channel:
-            cluster = Cluster(daemon, bound.grpc, channel)
-            for stage in ("a", "b", "c"):
-                await cluster.start(stage)
+            cluster = Cluster(daemon, bound.grpc, pipeline.model, channel)
+            for spec in pipeline.stages:
+                await cluster.start(spec.stage)
             await cluster.ready()
             yield cluster
     finally:
