@@ -179,7 +179,7 @@ def thing_phrase(thing: int, colour: int) -> str:
 
 
 def light_phrase(light: int) -> str:
-    """ "a yellow sun" and so on."""
+    """Such as: a yellow sun."""
     return f"{_article(LIGHTS[light][0])} {' '.join(LIGHTS[light])}"
 
 
