@@ -71,6 +71,7 @@ def train(
     where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     torch.manual_seed(int(time.time()) if (out / "state" / "painter.pt").is_file() else 0)
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+    torch._dynamo.config.suppress_errors = True  # what cannot be compiled runs as it is
     tokenizer = make_tokenizer()
     model = networks.load(start, tokenizer) if start else networks.build(tokenizer, size.side)
     model.vae.to(where)
@@ -92,6 +93,7 @@ def train(
         vae.save(state)
     model.vae.load_state_dict(vae.average.state_dict())
     model.vae.eval().requires_grad_(False)
+    model.painter.prepare(size.side // 4)
     painter = Training("painter", model.painter, rate=rate, decay=0.01, average=0.999)
     painter.resume(state)
     loss = PainterLoss(model.vae, compiled=where.type == "cuda")

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 CHANNELS = 8
 """Of latents; the VAE makes pictures four times smaller on each side."""
-_FACTOR = 4
 _PATCH = 2
 _KEY = "2-1"
 """The transformer's name of the layers for its patch size."""
@@ -37,6 +36,13 @@ class Painter(nn.Module):
         super().__init__()
         self.text = text
         self.transformer = transformer
+        self._places: dict[tuple[int, int], tuple[Rotation, Rotation]] = {}
+
+    def prepare(self, side: int) -> None:
+        """Works out where patches stand on square latents of this side; `forward` does it itself, not compiled well."""
+        rows = side // _PATCH
+        device = next(self.parameters()).device
+        self._places[rows, rows] = rotations(self.transformer, rows, rows, device)
 
     def forward(self, latents: Tensor, sigma: Tensor, ids: Tensor, valid: Tensor) -> Tensor:
         """The velocity from picture to noise.
@@ -50,7 +56,9 @@ class Painter(nn.Module):
         body: Any = self.transformer
         count, channels, height, width = latents.shape
         rows, columns = height // _PATCH, width // _PATCH
-        picture_at, caption_at = rotations(body, rows, columns, latents.device)
+        if (rows, columns) not in self._places:
+            self._places[rows, columns] = rotations(body, rows, columns, latents.device)
+        picture_at, caption_at = self._places[rows, columns]
         # The model's time runs the other way, and its velocity too.
         time = body.t_embedder.mlp(body.t_embedder.timestep_embedding((1 - sigma) * body.t_scale, 256))
         caption = body.cap_embedder[1](_norm(encode(self.text, ids), body.cap_embedder[0])).float()
