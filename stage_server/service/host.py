@@ -59,11 +59,14 @@ class StageHost:
         self._runs: dict[int, tuple[Session, SessionRun]] = {}
         self._idle = asyncio.Event()
         self._idle.set()
+        self._vacant = asyncio.Event()
+        """Somebody who waits for the arena to be empty is to look again."""
+        self._ended = False
         self._sessions: set[Session] = set()
         self._steps = -1
         self._moved = time.monotonic()
         self._lease_timer: asyncio.TimerHandle | None = None
-        self._ended = {"finished": 0, "failed": 0, "cancelled": 0}
+        self._outcomes = {"finished": 0, "failed": 0, "cancelled": 0}
         arena.on_room = self._room
 
     def start(self) -> None:
@@ -101,17 +104,22 @@ class StageHost:
         """A number for a run that is about to be submitted."""
         return next(self._ids)
 
+    def join(self, session: Session) -> None:
+        """A stream has begun."""
+        self._sessions.add(session)
+        if self._ended:
+            session.end()
+
     def add(self, session: Session, run: SessionRun) -> None:
         """A run is about to be submitted to the engine."""
         self._runs[run.id] = session, run
-        self._sessions.add(session)
         self._idle.clear()
 
     def remove(self, run: SessionRun, outcome: str) -> None:
         """A run has ended: "finished", "failed" or "cancelled"."""
         if self._runs.pop(run.id, None) is None:
             return
-        self._ended[outcome] += 1
+        self._outcomes[outcome] += 1
         self.metrics.run_ended(outcome, time.monotonic() - run.begun, run.first_output)
         if not self._runs:
             self._idle.set()
@@ -139,10 +147,26 @@ class StageHost:
                 session.engine_output(run, event)
 
     async def drain(self) -> None:
-        """Takes no new run from now on and returns when the last one has ended."""
+        """Takes no new run from now on. Returns when the last one has ended, its last word is written, and everything
+        that was published has been given back: then nobody needs this process any more."""
         self.draining = True
         self.set_state(stage_pb2.REPLICA_STATE_DRAINING)
+        await self.finish()
+        while self.arena.load().leases:
+            self._vacant.clear()
+            await self._vacant.wait()
+
+    async def finish(self) -> None:
+        """Returns when no run is at work and all that runs have said is written."""
         await self._idle.wait()
+        for session in list(self._sessions):
+            await session.written()
+
+    def end_sessions(self) -> None:
+        """Ends every stream, each after what is left to say on it, and those that begin from now on."""
+        self._ended = True
+        for session in list(self._sessions):
+            session.end()
 
     def cancel_all(self) -> None:
         """Ends every run."""
@@ -167,9 +191,9 @@ class StageHost:
             waiting=load.waiting,
             steps=load.steps,
             units=load.units,
-            finished_runs=self._ended["finished"],
-            failed_runs=self._ended["failed"],
-            cancelled_runs=self._ended["cancelled"],
+            finished_runs=self._outcomes["finished"],
+            failed_runs=self._outcomes["failed"],
+            cancelled_runs=self._outcomes["cancelled"],
             arena=self.arena.load(),
             detail=self.detail,
         )
@@ -180,6 +204,7 @@ class StageHost:
             self._lease_timer.cancel()
 
     def _room(self) -> None:
+        self._vacant.set()
         for session in self._sessions:
             session.room()
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from omni.rpc.errors import OmniError, Reason
-from omni.v1 import stage_pb2
+from omni.v1 import stage_pb2, tensor_pb2
 from stage_server.engines.base import Feed
 from stage_server.service.host import StageHost
 from stage_server.transport.reader import Fetched
@@ -33,7 +33,7 @@ class Inbox:
         run: the engine's number of the run.
         sources: (stage, role) of each run that feeds this one.
         tasks: fetches run in it.
-        fail: called when the run cannot go on.
+        fail: called when the run cannot go on, with what could not be done and why.
         taken: called when the engine is done with an input.
     """
 
@@ -44,7 +44,7 @@ class Inbox:
         sources: Iterable[tuple[str, str]],
         tasks: asyncio.TaskGroup,
         *,
-        fail: Callable[[OmniError], None],
+        fail: Callable[[str, Exception], None],
         taken: Callable[[stage_pb2.RunInput], None],
     ) -> None:
         self._host = host
@@ -55,7 +55,7 @@ class Inbox:
         self._taken = taken
         self._loop = asyncio.get_running_loop()
         self._messages: deque[Message] = deque()
-        self._fetching = False
+        self._fetching: asyncio.Task[None] | None = None
         self._closed = False
 
     @property
@@ -65,19 +65,27 @@ class Inbox:
 
     def put(self, message: Message) -> None:
         """Takes the run's next message in."""
+        if self._closed:
+            return
         try:
             self._check(message)
         except OmniError as error:
-            self._fail(error)
+            self._give_up("its input is out of order", error)
             return
         self._messages.append(message)
-        if not self._fetching:
+        if self._fetching is None:
             self._feed()
 
+    def _give_up(self, what: str, error: Exception) -> None:
+        self.close()
+        self._fail(what, error)
+
     def close(self) -> None:
-        """The run has ended."""
+        """The run has ended, or is to end."""
         self._closed = True
         self._messages.clear()
+        if self._fetching is not None:
+            self._fetching.cancel()
 
     def _check(self, message: Message) -> None:
         key = (message.source.stage, message.source.role)
@@ -104,38 +112,48 @@ class Inbox:
             message = self._messages[0]
             fetched: list[Fetched] = []
             if isinstance(message, stage_pb2.RunInput):
-                try:
-                    for named in message.payload.tensors:
+                for named in message.payload.tensors:
+                    try:
                         at_once = reader.at_once(named.handle)
-                        if at_once is None:
-                            self._fetching = True
-                            self._tasks.create_task(self._fetch(message))
-                            return
-                        fetched.append(at_once)
-                except OmniError as error:
-                    self._fail(error)
-                    return
+                    except Exception as error:
+                        self._give_up("its input could not be fetched", _lost(named.handle, error))
+                        return
+                    if at_once is None:
+                        self._fetching = self._tasks.create_task(self._fetch(message))
+                        return
+                    fetched.append(at_once)
             self._messages.popleft()
-            self._hand_over(message, fetched)
+            if not self._hand_over(message, fetched):
+                return
 
     async def _fetch(self, message: stage_pb2.RunInput) -> None:
-        try:
-            fetched = [await self._host.reader.fetch(named.handle) for named in message.payload.tensors]
-        except OmniError as error:
-            self._fail(error)
-            return
-        finally:
-            self._fetching = False
+        fetched: list[Fetched] = []
+        for named in message.payload.tensors:
+            try:
+                fetched.append(await self._host.reader.fetch(named.handle))
+            except Exception as error:
+                self._fetching = None
+                self._give_up("its input could not be fetched", _lost(named.handle, error))
+                return
+        self._fetching = None
         if not self._closed:
             self._messages.popleft()
-            self._hand_over(message, fetched)
-            self._feed()
+            if self._hand_over(message, fetched):
+                self._feed()
 
-    def _hand_over(self, message: Message, fetched: list[Fetched]) -> None:
+    def _hand_over(self, message: Message, fetched: list[Fetched]) -> bool:
+        """False: the engine cannot take it, and the run fails."""
+        try:
+            self._host.engine.feed(self._run, self._made(message, fetched))
+        except Exception as error:
+            self._give_up("its input could not be taken", error)
+            return False
+        return True
+
+    def _made(self, message: Message, fetched: list[Fetched]) -> Feed:
         source = message.source
         if isinstance(message, stage_pb2.RunInputEnd):
-            self._host.engine.feed(self._run, Feed(source.stage, source.role, end=True))
-            return
+            return Feed(source.stage, source.role, end=True)
         payload = message.payload
         tensors: dict[str, list[torch.Tensor]] = {}
         for named, each in zip(payload.tensors, fetched, strict=True):
@@ -153,14 +171,20 @@ class Inbox:
             finally:
                 self._loop.call_soon_threadsafe(self._taken, message)
 
-        self._host.engine.feed(
-            self._run,
-            Feed(
-                source.stage,
-                source.role,
-                token_ids=payload.token_ids,
-                text=payload.text,
-                tensors=tensors,
-                release=release,
-            ),
+        return Feed(
+            source.stage,
+            source.role,
+            token_ids=payload.token_ids,
+            text=payload.text,
+            tensors=tensors,
+            release=release,
         )
+
+
+def _lost(handle: tensor_pb2.TensorHandle, error: Exception) -> OmniError:
+    """What a failed fetch is to the run: whatever a handle or its owner says, no other run is touched."""
+    if isinstance(error, OmniError):
+        return error
+    why = f"{type(error).__name__}: {error}"
+    message = f"a tensor of {handle.owner}, {handle.size} bytes, could not be fetched: {why}"
+    return OmniError(Reason.TENSOR_LOST, message, replica=handle.owner)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -30,29 +30,53 @@ class _Entry:
 
     output: Output
     wire: int
-    """Bytes in a message, at most."""
+    """Bytes in a message, at most; tensors excepted."""
     tensors: int
     """Bytes of its tensors."""
 
 
 @dataclass(slots=True)
 class Taken:
-    """What goes out in one message."""
+    """The oldest outputs, as many as one message holds."""
 
-    payload: content_pb2.Payload
-    tensors: dict[str, torch.Tensor]
-    """By name, joined along the first axis; they are not in the payload."""
-    count: int
-    """Numbers that it covers."""
+    entries: list[_Entry]
+    tensors: dict[str, list[torch.Tensor]]
+    """By name; to be joined along the first axis."""
     wire: int
     """Bytes in a message, at most."""
+
+    def fill(self, payload: content_pb2.Payload) -> None:
+        """Joins all but the tensors in an empty payload."""
+        texts: list[str] = []
+        for entry in self.entries:
+            output = entry.output
+            if output.token_ids:
+                payload.token_ids.extend(output.token_ids)
+            if output.text:
+                texts.append(output.text)
+            if output.logprobs:
+                payload.logprobs.extend(output.logprobs)
+            if output.media:
+                payload.media.extend(output.media)
+            if output.progress is not None:
+                payload.progress.CopyFrom(output.progress)
+        if texts:
+            payload.text = texts[0] if len(texts) == 1 else "".join(texts)
+
+    def outlines(self) -> list[torch.Tensor]:
+        """Each joined tensor in shape and dtype, without its data where there is something to join."""
+        return [_outline(parts) for parts in self.tensors.values()]
+
+    def joined(self) -> list[torch.Tensor]:
+        """Each joined tensor."""
+        return [parts[0] if len(parts) == 1 else torch.cat(parts) for parts in self.tensors.values()]
 
 
 @dataclass(slots=True)
 class Outbox:
     """Outputs of one run. Each engine output has one number; one with several pieces of media has one for each piece.
 
-    Numbers are never split between messages, so that every message covers a whole range of them.
+    A number is never split between messages, so that every message covers a whole range of them.
     """
 
     first: int = 0
@@ -74,18 +98,18 @@ class Outbox:
 
     def put(self, output: Output) -> None:
         """Takes an output in."""
-        rest = output.media[1:]
-        if rest:
-            del output.media[1:]
-        self._put(output)
-        for piece in rest:
+        if len(output.media) < 2:
+            self._put(output)
+            return
+        self._put(replace(output, media=output.media[:1]))
+        for piece in output.media[1:]:
             self._put(Output(output.run, media=[piece]))
 
     def _put(self, output: Output) -> None:
         tensors = 0
         wire = _FIELD_BYTES
         if output.text:
-            wire += _FIELD_BYTES + len(output.text.encode())
+            wire += _FIELD_BYTES + len(output.text.encode("utf-8", "surrogatepass"))
         if output.token_ids:
             wire += _FIELD_BYTES + _TOKEN_BYTES * len(output.token_ids)
         for each in output.logprobs:
@@ -102,66 +126,47 @@ class Outbox:
         """What the next message holds: as many outputs as fit, at least one. They stay in here until `drop`.
 
         Args:
-            tensor_bytes: bound of its tensors.
+            tensor_bytes: bound of the tensors' bytes.
         """
-        entries = self._entries
-        head = entries[0]
-        taken, wire, tensors = 1, head.wire, head.tensors
-        while taken < len(entries):
-            entry = entries[taken]
+        taken = Taken([], {}, 0)
+        wire = tensors = 0
+        for entry in self._entries:
             wire += entry.wire
             tensors += entry.tensors
-            if wire > MESSAGE_BYTES or tensors > tensor_bytes or not _joins(head.output, entry.output):
+            if taken.entries and (wire > MESSAGE_BYTES or tensors > tensor_bytes):
                 break
-            taken += 1
-        return _joined([entries[at] for at in range(taken)])
+            named = entry.output.tensors
+            if named:
+                if not all(_joins(taken.tensors.get(name), tensor) for name, tensor in named.items()):
+                    break
+                for name, tensor in named.items():
+                    taken.tensors.setdefault(name, []).append(tensor)
+            taken.entries.append(entry)
+            taken.wire = wire
+        taken.wire += sum(_HANDLE_BYTES + len(name) for name in taken.tensors)
+        return taken
 
-    def drop(self, taken: Taken) -> int:
-        """Forgets what has been looked at last, which is on its way; returns the number of its first output."""
-        first = self.first
-        for _ in range(taken.count):
-            entry = self._entries.popleft()
+    def drop(self, taken: Taken) -> tuple[int, int]:
+        """Forgets what was looked at last, which is on its way, and returns its first number and their count."""
+        first, count = self.first, len(taken.entries)
+        for entry in taken.entries:
+            self._entries.popleft()
             self.size -= _ENTRY_BYTES + entry.wire
             self.tensor_bytes -= entry.tensors
-        self.first += taken.count
-        return first
+        self.first += count
+        return first, count
 
 
-def _joins(one: Output, other: Output) -> bool:
-    """Whether the tensors of an output can be joined to those of an earlier one."""
-    for name, tensor in other.tensors.items():
-        before = one.tensors.get(name)
-        if before is not None and (
-            not tensor.ndim
-            or before.ndim != tensor.ndim
-            or before.dtype != tensor.dtype
-            or before.shape[1:] != tensor.shape[1:]
-        ):
-            return False
-    return True
+def _joins(parts: list[torch.Tensor] | None, tensor: torch.Tensor) -> bool:
+    """Whether a tensor can be joined to those of earlier outputs."""
+    if not parts:
+        return True
+    last = parts[-1]
+    return tensor.ndim > 0 and last.dtype == tensor.dtype and last.ndim > 0 and last.shape[1:] == tensor.shape[1:]
 
 
-def _joined(entries: list[_Entry]) -> Taken:
-    payload = content_pb2.Payload()
-    texts: list[str] = []
-    tensors: dict[str, list[torch.Tensor]] = {}
-    wire = 0
-    for entry in entries:
-        output = entry.output
-        wire += entry.wire
-        if output.token_ids:
-            payload.token_ids.extend(output.token_ids)
-        if output.text:
-            texts.append(output.text)
-        if output.logprobs:
-            payload.logprobs.extend(output.logprobs)
-        if output.media:
-            payload.media.extend(output.media)
-        if output.progress is not None:
-            payload.progress.CopyFrom(output.progress)
-        for name, tensor in output.tensors.items():
-            tensors.setdefault(name, []).append(tensor)
-    if texts:
-        payload.text = texts[0] if len(texts) == 1 else "".join(texts)
-    together = {name: parts[0] if len(parts) == 1 else torch.cat(parts) for name, parts in tensors.items()}
-    return Taken(payload, together, len(entries), wire + sum(_HANDLE_BYTES + len(name) for name in together))
+def _outline(parts: list[torch.Tensor]) -> torch.Tensor:
+    if len(parts) == 1:
+        return parts[0]
+    rows = sum(part.shape[0] for part in parts)
+    return torch.empty((rows, *parts[0].shape[1:]), dtype=parts[0].dtype, device="meta")

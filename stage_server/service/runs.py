@@ -1,15 +1,20 @@
-"""A run as its session sees it."""
+"""A run as its session sees it, and its errors as its reader sees them."""
 
 from __future__ import annotations
 
 import asyncio
+import re
 from dataclasses import dataclass, field
 
 from google.rpc import status_pb2
 
+from omni.rpc import logs
+from omni.rpc.errors import FieldViolation, OmniError, Reason, invalid
 from stage_server.engines.base import Finished
 from stage_server.service.inbox import Inbox
 from stage_server.service.outbox import Outbox
+
+_log = logs.get(__name__)
 
 
 @dataclass(slots=True, eq=False)
@@ -24,8 +29,10 @@ class SessionRun:
     role: str
     traceparent: str
     begun: float
+    window: float
+    """Messages that may be on their way without a credit; infinite for a reader without credits."""
     credit: float
-    """Messages that may still be sent; infinite for a reader without credits."""
+    """Messages that may still be sent: at most `window`, whatever the reader says that it took."""
     inbox: Inbox
     outbox: Outbox = field(default_factory=Outbox)
     queued: bool = False
@@ -41,3 +48,22 @@ class SessionRun:
     """How it fails, once its engine has let go."""
     finished: Finished | None = None
     timer: asyncio.TimerHandle | None = None
+
+
+def meant(run: SessionRun, what: str, error: Exception) -> OmniError:
+    """The error as a client sees it; the cause of one that is not its own goes to the log only."""
+    if isinstance(error, OmniError):
+        return error
+    _log.error("a run failed in its session", request_id=run.request_id, what=what, exc_info=error)
+    return OmniError(Reason.STAGE_FAILED, f"{what}: {type(error).__name__}")
+
+
+def located(error: OmniError, run: SessionRun, *, stage: str, replica: str) -> OmniError:
+    """The error with its place. An engine says `params.x`; a request has parameters for each of its stages."""
+    if any(wrong.field.startswith("params.") for wrong in error.fields):
+        named = [
+            FieldViolation(re.sub(r"^params\.", f'params["{stage}"].', wrong.field), wrong.description)
+            for wrong in error.fields
+        ]
+        error = invalid(*named, reason=error.reason)
+    return error.located(request_id=run.request_id, stage=stage, replica=replica)

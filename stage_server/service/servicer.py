@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -36,16 +37,13 @@ class StageServicer(stage_pb2_grpc.StageServiceServicer):
     ) -> None:
         async with asyncio.TaskGroup() as tasks:
             session = Session(self._host, tasks)
-            writer = tasks.create_task(_write(session, context))
+            reader = tasks.create_task(_read_many(session, request_iterator))
             try:
-                async for message in request_iterator:
-                    for command in message.commands:
-                        if command.HasField("start"):
-                            validate(command)
-                    session.receive(message.commands, message.credits, message.releases, message.replicas)
+                while (message := await session.take()) is not None:
+                    await context.write(message)
             finally:
                 session.close()
-                writer.cancel()
+                reader.cancel()
 
     async def Execute(self, request_iterator: AsyncIterator[stage_pb2.ExecuteRequest], context: Context) -> None:
         async with asyncio.TaskGroup() as tasks:
@@ -54,8 +52,7 @@ class StageServicer(stage_pb2_grpc.StageServiceServicer):
             reader = tasks.create_task(_read_one(session, request_iterator, started))
             try:
                 await started.wait()
-                while not session.idle:
-                    message = await session.take()
+                while not session.idle and (message := await session.take()) is not None:
                     await context.write(
                         stage_pb2.ExecuteResponse(
                             events=message.events, credits=len(message.credits), releases=message.releases
@@ -82,9 +79,11 @@ class StageServicer(stage_pb2_grpc.StageServiceServicer):
         return stage_pb2.DrainResponse()
 
 
-async def _write(session: Session, context: Context) -> None:
-    while True:
-        await context.write(await session.take())
+async def _read_many(session: Session, requests: AsyncIterator[stage_pb2.StageServiceAttachRequest]) -> None:
+    """Takes in the messages of a stream of many runs; the session ends with it."""
+    async for message in requests:
+        session.receive(message.commands, Counter(message.credits), message.releases, message.replicas)
+    session.close()
 
 
 async def _read_one(
@@ -98,7 +97,7 @@ async def _read_one(
                 raise OmniError(Reason.BAD_REQUEST, f"commands.run: must be 0 on Execute, is {command.run}")
         if not started.is_set() and not any(command.HasField("start") for command in message.commands):
             raise OmniError(Reason.BAD_REQUEST, "commands: the first message must hold the run's start")
-        session.receive(message.commands, [0] * message.credits, message.releases, message.replicas)
+        session.receive(message.commands, {0: message.credits}, message.releases, message.replicas)
         started.set()
     if not started.is_set():
         raise OmniError(Reason.BAD_REQUEST, "commands: the stream ended before the run's start")

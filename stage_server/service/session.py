@@ -8,26 +8,34 @@ from __future__ import annotations
 
 import asyncio
 import math
-import re
 import time
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Iterable, Mapping
 
 import torch
 
 from omni.rpc import tracing
-from omni.rpc.errors import FieldViolation, OmniError, Reason, invalid
+from omni.rpc.errors import OmniError, Reason
+from omni.rpc.options import MAX_MESSAGE_BYTES
 from omni.rpc.params import overlay
+from omni.rpc.validation import validate
 from omni.v1 import content_pb2, stage_pb2, tensor_pb2
 from stage_server.engines.base import Finished, Output, Run
 from stage_server.service.host import StageHost
 from stage_server.service.inbox import Inbox
-from stage_server.service.runs import SessionRun
+from stage_server.service.outbox import Taken
+from stage_server.service.replies import Replies
+from stage_server.service.runs import SessionRun, located, meant
 from stage_server.transport.arena import Holder
 
 HOLD_BYTES = 4 << 20
 """A run with more than this in its outbox is held out of further steps, until half of it is gone."""
+ARENA_SHARE = 16
+"""The tensors of a run's message, or in its outbox, are at most this part of the arena; those of one step may be more."""
 INLINE_BYTES = 1 << 20
 """Larger tensors are copied into the arena on another thread."""
+_EVENT_BYTES = 64
+"""Upper bound of what the wire adds to a payload."""
 
 
 class Session:
@@ -42,28 +50,32 @@ class Session:
         self._loop = asyncio.get_running_loop()
         self._runs: dict[int, SessionRun] = {}
         self._published = Holder()
-        self._ready: list[SessionRun] = []
+        self._ready: deque[SessionRun] = deque()
+        """Runs that may have something to send, those that wait longest first."""
         self._starved: list[SessionRun] = []
-        self._next = stage_pb2.StageServiceAttachResponse()
-        self._filled = asyncio.Event()
+        """Runs that wait for room in the arena."""
+        self._replies = Replies()
+        self._tensor_bytes = min(HOLD_BYTES, host.arena.capacity // ARENA_SHARE)
+        self._ending = False
         self._closed = False
+        host.join(self)
 
     # From the reader of the stream.
 
     def receive(
         self,
         commands: Iterable[stage_pb2.RunCommand],
-        credits_: Iterable[int],
+        credits_: Mapping[int, int],
         releases: Iterable[int],
         replicas: Iterable[tensor_pb2.ReplicaAddress],
     ) -> None:
-        """Takes one message in."""
+        """Takes one message in; `credits_` are outputs that were taken, by the number of their run."""
         for address in replicas:
             self._host.reader.learn(address)
         for command in commands:
             kind = command.WhichOneof("command")
             if kind == "start":
-                self._start(command.run, command.start)
+                self._start(command)
                 continue
             run = self._runs.get(command.run)
             if run is None:
@@ -75,10 +87,10 @@ class Session:
             elif kind == "cancel":
                 run.cancelled = True
                 self._let_go(run)
-        for number in credits_:
+        for number, count in credits_.items():
             run = self._runs.get(number)
             if run is not None:
-                run.credit += 1
+                run.credit = min(run.credit + count, run.window)
                 if run.outbox.count or run.finished:
                     self._queue(run)
         for lease in releases:
@@ -86,7 +98,10 @@ class Session:
 
     def close(self) -> None:
         """The stream has ended: its runs are cancelled, and what they published is freed."""
+        if self._closed:
+            return
         self._closed = True
+        self._replies.close()
         for run in list(self._runs.values()):
             run.cancelled = True
             self._let_go(run)
@@ -96,7 +111,21 @@ class Session:
     @property
     def idle(self) -> bool:
         """No run is at work and nothing is left to send."""
-        return not self._runs and not self._filled.is_set()
+        return not self._runs and self.quiet
+
+    @property
+    def quiet(self) -> bool:
+        """Nothing is left to send just now."""
+        return self._replies.empty
+
+    def end(self) -> None:
+        """The replica stops: the stream ends when all that is left to say is said."""
+        self._ending = True
+        self._replies.wake()
+
+    async def written(self) -> None:
+        """Waits until all that its runs have said is written."""
+        await self._replies.written()
 
     # From the engine.
 
@@ -108,7 +137,7 @@ class Session:
             run.first_output = time.monotonic() - run.begun
         outbox = run.outbox
         outbox.put(output)
-        if not run.held and outbox.size > HOLD_BYTES:
+        if not run.held and (outbox.size > HOLD_BYTES or outbox.tensor_bytes > self._tensor_bytes):
             run.held = True
             self._host.engine.hold(run.id, True)
         if run.credit > 0:
@@ -143,21 +172,31 @@ class Session:
 
     # To the writer of the stream.
 
-    async def take(self) -> stage_pb2.StageServiceAttachResponse:
-        """Waits until there is something to send and returns it; may be empty."""
-        await self._filled.wait()
-        ready, self._ready = self._ready, []
-        for run in ready:
+    async def take(self) -> stage_pb2.StageServiceAttachResponse | None:
+        """Waits until there is something to send and returns it; may be empty. None: the stream is to end."""
+        await self._replies.wait()
+        if self._closed:
+            return None
+        while self._ready and not self._replies.full:
+            run = self._ready.popleft()
             run.queued = False
-            self._send(run)
-        message, self._next = self._next, stage_pb2.StageServiceAttachResponse()
-        if not self._ready:
-            self._filled.clear()
+            try:
+                self._send(run)
+            except Exception as error:
+                self._fault(run, "its output could not be sent", error)
+        message = self._replies.take()
+        if self._ready:
+            self._replies.wake()
+        elif self._ending and self._replies.empty:
+            if not message.ByteSize():
+                return None
+            self._replies.wake()
         return message
 
     # Runs.
 
-    def _start(self, number: int, start: stage_pb2.StartRun) -> None:
+    def _start(self, command: stage_pb2.RunCommand) -> None:
+        number, start = command.run, command.start
         if number in self._runs:  # A number has one end: that of the run at work says what is wrong.
             error = OmniError(Reason.BAD_REQUEST, f"run: {number} is at work on this stream and was started again")
             return self._break(self._runs[number], error)
@@ -169,17 +208,19 @@ class Session:
             role=start.role,
             traceparent=start.traceparent,
             begun=time.monotonic(),
+            window=start.window or math.inf,
             credit=start.window or math.inf,
             inbox=Inbox(
                 self._host,
                 identity,
                 [(each.stage, each.role) for each in start.sources],
                 self._tasks,
-                fail=lambda error: self._break(run, error),
+                fail=lambda what, error: self._fault(run, what, error),
                 taken=lambda message: self._taken(run, message),
             ),
         )
         try:
+            validate(command)
             self._host.admit()
             self._host.add(self, run)
             self._runs[number] = run
@@ -195,30 +236,20 @@ class Session:
                     sources=run.inbox.sources,
                 )
             )
-        except OmniError as error:
+        except Exception as error:
             self._runs.pop(number, None)
             self._host.remove(run, "failed")
-            return self._refuse(run, error)
-        self._next.events.add(run=number).accepted.SetInParent()
-        self._filled.set()
+            return self._refuse(run, meant(run, "it could not be started", error))
+        self._say(stage_pb2.RunEvent(run=number, accepted=stage_pb2.RunAccepted()))
         if start.HasField("timeout"):
             run.timer = self._loop.call_later(start.timeout.ToNanoseconds() / 1e9, self._expire, run)
         return None
 
     def _refuse(self, run: SessionRun, error: OmniError) -> None:
-        self._next.events.add(run=run.number, failed=self._located(error, run).to_status())
-        self._filled.set()
+        self._say(stage_pb2.RunEvent(run=run.number, failed=self._located(error, run).to_status()))
 
     def _located(self, error: OmniError, run: SessionRun) -> OmniError:
-        """The error with its place. An engine says `params.x`; a request has parameters for each of its stages."""
-        stage = self._host.spec.stage
-        if any(wrong.field.startswith("params.") for wrong in error.fields):
-            named = [
-                FieldViolation(re.sub(r"^params\.", f'params["{stage}"].', wrong.field), wrong.description)
-                for wrong in error.fields
-            ]
-            error = invalid(*named, reason=error.reason)
-        return error.located(request_id=run.request_id, stage=stage, replica=self._host.address.replica)
+        return located(error, run, stage=self._host.spec.stage, replica=self._host.address.replica)
 
     def _expire(self, run: SessionRun) -> None:
         self._break(run, OmniError(Reason.DEADLINE, "the time of the request has passed"))
@@ -228,6 +259,10 @@ class Session:
         if run.error is None and not run.cancelled and run.number in self._runs:
             run.error = self._located(error, run).to_status()
             self._let_go(run)
+
+    def _fault(self, run: SessionRun, what: str, error: Exception) -> None:
+        """Fails a run for whatever went wrong with it: no fault of one run ends the others of its stream."""
+        self._break(run, meant(run, what, error))
 
     def _let_go(self, run: SessionRun) -> None:
         """Ends a cancelled or broken run: at once when its engine has finished already, else when the engine has."""
@@ -265,8 +300,7 @@ class Session:
                     reason=finished.reason, count=run.outbox.made, usage=finished.usage, timings=timings
                 ),
             )
-        self._emit(run, event)
-        self._filled.set()
+        self._emit(run, event, event.ByteSize())
 
     # Outputs.
 
@@ -274,59 +308,73 @@ class Session:
         if not run.queued and not self._closed:
             run.queued = True
             self._ready.append(run)
-            self._filled.set()
+            self._replies.wake()
 
     def _send(self, run: SessionRun) -> None:
-        """Adds to the next message what the run may send now."""
+        """Says what one message of the run holds; when there is more that it may send, its turn comes again."""
         outbox = run.outbox
         if run.publishing or run.cancelled or run.error is not None or run.number not in self._runs:
             return
-        while outbox.count and run.credit > 0:
+        if outbox.count and run.credit > 0:
             event = stage_pb2.RunEvent(run=run.number)
             output = event.output
-            tensors = outbox.joined_tensors() if outbox.tensors else {}
-            if tensors and not self._reserve(run, tensors, output.payload):
+            taken = self._reserve(run, output.payload)
+            if taken is None:
                 return
-            output.range.first, output.range.count = outbox.take(output.payload)
+            taken.fill(output.payload)
+            output.range.first, output.range.count = outbox.drop(taken)
             run.credit -= 1
-            if run.held and outbox.size < HOLD_BYTES // 2:
+            if run.held and outbox.size < HOLD_BYTES // 2 and outbox.tensor_bytes < self._tensor_bytes // 2:
                 run.held = False
                 self._host.engine.hold(run.id, False)
-            if any(tensor.nbytes > INLINE_BYTES for tensor in tensors.values()):
+            tensors = taken.joined()
+            if any(tensor.nbytes > INLINE_BYTES for tensor in tensors):
                 run.publishing = True
-                self._tasks.create_task(self._send_large(run, list(tensors.values()), event))
+                self._tasks.create_task(self._send_large(run, tensors, event, taken.wire))
                 return
-            for tensor, named in zip(tensors.values(), output.payload.tensors, strict=True):
+            for tensor, named in zip(tensors, output.payload.tensors, strict=True):
                 self._host.arena.copy(tensor, named.handle)
-            self._emit(run, event)
-        if run.finished is not None and not outbox.count:
+            self._emit(run, event, taken.wire + _EVENT_BYTES)
+        if outbox.count and run.credit > 0:
+            self._queue(run)
+        elif run.finished is not None and not outbox.count:
             self._end(run, "finished")
 
-    def _reserve(self, run: SessionRun, tensors: dict[str, torch.Tensor], payload: content_pb2.Payload) -> bool:
-        """Room in the arena for the tensors, named in the payload; False when the run has to wait for it."""
-        try:
-            handles = self._host.arena.reserve(list(tensors.values()), self._published)
-        except OmniError as error:
-            self._break(run, error)
-            return False
+    def _reserve(self, run: SessionRun, payload: content_pb2.Payload) -> Taken | None:
+        """What the run's next message holds, with room in the arena for its tensors, named in the payload; None when
+        the run has to wait for room."""
+        taken = run.outbox.look(self._tensor_bytes)
+        if taken.wire > MAX_MESSAGE_BYTES - _EVENT_BYTES:
+            raise OmniError(Reason.MESSAGE_TOO_LARGE, f"one output of {taken.wire} bytes fits into no message")
+        if not taken.tensors:
+            return taken
+        arena = self._host.arena
+        handles = arena.reserve(taken.outlines(), self._published)
+        if handles is None and len(taken.entries) > 1:
+            taken = run.outbox.look(0)
+            handles = arena.reserve(taken.outlines(), self._published)
         if handles is None:
             self._starved.append(run)
-            return False
-        for name, handle in zip(tensors, handles, strict=True):
+            return None
+        for name, handle in zip(taken.tensors, handles, strict=True):
             payload.tensors.add(name=name, handle=handle)
-        return True
+        return taken
 
-    async def _send_large(self, run: SessionRun, tensors: list[torch.Tensor], event: stage_pb2.RunEvent) -> None:
+    async def _send_large(
+        self, run: SessionRun, tensors: list[torch.Tensor], event: stage_pb2.RunEvent, wire: int
+    ) -> None:
         """Copies large tensors on another thread, so that the other runs go on, then sends the output."""
         arena = self._host.arena
         handles = [named.handle for named in event.output.payload.tensors]
+        filled = False
         try:
             filled = await arena.fill(tensors, handles)
+        except Exception as error:
+            self._fault(run, "its tensors could not be published", error)
         finally:
             run.publishing = False
         if filled and run.number in self._runs and not (self._closed or run.cancelled or run.error is not None):
-            self._emit(run, event)
-            self._filled.set()
+            self._emit(run, event, wire + _EVENT_BYTES)
             self._queue(run)
             return
         for handle in handles:
@@ -340,14 +388,16 @@ class Session:
         for named in message.payload.tensors:
             owners.setdefault(named.handle.owner, []).append(named.handle.lease)
         for owner, leases in owners.items():
-            self._next.releases.add(owner=owner, leases=leases)
+            self._replies.release(owner, leases)
         if run.number in self._runs:
-            self._next.credits.append(run.number)
-        self._filled.set()
+            self._replies.credit(run.number)
 
-    def _emit(self, run: SessionRun, event: stage_pb2.RunEvent) -> None:
-        wire = self._host.wire
-        if wire is None:
-            self._next.events.append(event)
-        else:
-            self._next.events.extend(wire.pass_on(run.id, event))
+    def _emit(self, run: SessionRun, event: stage_pb2.RunEvent, wire: int) -> None:
+        """Says an event of the engine's run, as the network lets it pass."""
+        faulty = self._host.wire
+        for each in (event,) if faulty is None else faulty.pass_on(run.id, event):
+            self._replies.say(each, wire)
+
+    def _say(self, event: stage_pb2.RunEvent) -> None:
+        """Says an event of the session itself."""
+        self._replies.say(event, event.ByteSize())

@@ -22,6 +22,7 @@ _TO_WIRE: dict[torch.dtype, tensor_pb2.ElementType.ValueType] = {
     torch.float32: tensor_pb2.ELEMENT_TYPE_FLOAT32,
     torch.float64: tensor_pb2.ELEMENT_TYPE_FLOAT64,
 }
+_MOST_DIMENSIONS = 8
 _FROM_WIRE = {wire: dtype for dtype, wire in _TO_WIRE.items()}
 
 
@@ -44,6 +45,8 @@ def described(handle: tensor_pb2.TensorHandle) -> tuple[torch.dtype, tuple[int, 
     dtype = _FROM_WIRE.get(handle.dtype)
     if dtype is None:
         raise _broken(handle, f"element type {handle.dtype} is unknown")
+    if len(handle.shape) > _MOST_DIMENSIONS:
+        raise _broken(handle, f"{len(handle.shape)} dimensions; at most {_MOST_DIMENSIONS} are taken")
     shape = tuple(handle.shape)
     if math.prod(shape) * dtype.itemsize != handle.size or any(length < 0 for length in shape):
         raise _broken(handle, f"{handle.size} bytes are no tensor of shape {shape} and dtype {dtype}")

@@ -35,6 +35,7 @@ _MAP_SECONDS = 5.0
 _FETCH_SECONDS = 30.0
 _FETCH_BYTES_PER_SECOND = 10e6
 """Slowest rate at which a fetch is not given up."""
+_LONGEST_FETCH_SECONDS = 3600.0
 PIECE_BYTES = 1 << 20
 
 
@@ -126,7 +127,7 @@ class Reader:
         """The tensor, by the best path.
 
         Raises:
-            OmniError: TENSOR_LOST when it is no longer there, REPLICA_LOST when its owner cannot be reached.
+            OmniError: TENSOR_LOST when it is no longer there, or its owner cannot be reached.
         """
         address = self._addresses.get(handle.owner)
         if address is None and handle.owner != self._arena.owner:
@@ -160,7 +161,7 @@ class Reader:
     async def _map(self, address: tensor_pb2.ReplicaAddress) -> None:
         try:
             mapping = await asyncio.to_thread(_receive_arena, address.arena_socket)
-        except OSError as error:
+        except (OSError, ValueError) as error:
             _log.warning("arena cannot be mapped", owner=address.replica, error=str(error), instead="gRPC")
             self._unmappable.add((address.replica, address.epoch))
             return
@@ -172,26 +173,28 @@ class Reader:
         channel = self._channels.get(address.target)
         if channel is None:
             channel = self._channels[address.target] = make_channel(address.target, tls=self._tls)
-        memory = torch.empty(handle.size, dtype=torch.uint8)
-        at = 0
-        timeout = _FETCH_SECONDS + handle.size / _FETCH_BYTES_PER_SECOND
+        received = bytearray()  # Grows with what comes: the size is what somebody says.
+        timeout = min(_FETCH_SECONDS + handle.size / _FETCH_BYTES_PER_SECOND, _LONGEST_FETCH_SECONDS)
         try:
             call = stage_pb2_grpc.StageServiceStub(channel).Fetch(
                 stage_pb2.FetchRequest(handle=handle), timeout=timeout
             )
             async for response in call:
-                data = response.data
-                if at + len(data) > handle.size:
+                received += response.data
+                if len(received) > handle.size:
                     raise OmniError(Reason.TENSOR_LOST, f"{handle.owner} sent more than the {handle.size} bytes asked")
-                memory[at : at + len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-                at += len(data)
         except grpc.aio.AioRpcError as error:
-            raise OmniError.from_rpc_error(error).located(replica=handle.owner) from error
-        if at != handle.size:
-            raise OmniError(Reason.TENSOR_LOST, f"{handle.owner} sent {at} bytes of {handle.size}")
-        if handle.HasField("checksum"):
+            why = OmniError.from_rpc_error(error)
+            if why.reason is not Reason.TENSOR_LOST:
+                message = f"a tensor of {handle.owner} could not be fetched from {address.target!r}: {why.message}"
+                why = OmniError(Reason.TENSOR_LOST, message)
+            raise why.located(replica=handle.owner) from error
+        if len(received) != handle.size:
+            raise OmniError(Reason.TENSOR_LOST, f"{handle.owner} sent {len(received)} bytes of {handle.size}")
+        memory = torch.frombuffer(received, dtype=torch.uint8) if received else torch.empty(0, dtype=torch.uint8)
+        if handle.HasField("checksum") and handle.size:
             _verify(memory, handle)
-        self._bytes.labels("grpc").inc(at)
+        self._bytes.labels("grpc").inc(handle.size)
         return Fetched(dtypes.view(memory, dtype, shape), _sound)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import Counter
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -80,7 +81,7 @@ class Stand:
         self.session = Session(self.host, tasks)
 
     def receive(self, *commands: stage_pb2.RunCommand, credits_: tuple[int, ...] = ()) -> None:
-        self.session.receive(commands, credits_, (), ())
+        self.session.receive(commands, Counter(credits_), (), ())
 
     def start(self, number: int = 1, **fields: Any) -> int:
         """Starts a run and returns the engine's number of it."""
@@ -93,7 +94,9 @@ class Stand:
         await asyncio.sleep(0)
 
     async def take(self) -> stage_pb2.StageServiceAttachResponse:
-        return await asyncio.wait_for(self.session.take(), 10)
+        message = await asyncio.wait_for(self.session.take(), 10)
+        assert message is not None
+        return message
 
     async def events(self) -> list[stage_pb2.RunEvent]:
         return list((await self.take()).events)

@@ -139,12 +139,12 @@ async def test_a_run_whose_reader_is_far_behind_is_held_until_half_is_gone() -> 
         await at.step(text(run, "a"))
         await at.take()
         piece = content_pb2.MediaPiece(data=b"x" * (HOLD_BYTES // 4))
-        for _ in range(4):
+        for _ in range(3):
             await at.step(Output(run, media=[piece]))
         assert at.engine.told == []
-        await at.step(text(run, "b"))
+        await at.step(Output(run, media=[piece]))
         assert at.engine.told == [("hold", run, True)]
-        for left in (3, 2, 1):
+        for left in (3, 2, 1, 0):
             at.receive(credits_=(1,))
             assert len(await at.events()) == 1
             assert (("hold", run, False) in at.engine.told) == (left < 2)
@@ -216,7 +216,7 @@ async def test_what_a_cancelled_run_has_sent_stays_until_its_reader_gives_it_bac
         await at.step(let_go(run))
         await at.take()
         assert at.reader.at_once(handle) is not None
-        at.session.receive((), (), (handle.lease,), ())
+        at.session.receive((), {}, (handle.lease,), ())
         assert at.arena.load().leases == 0
 
 
@@ -293,7 +293,7 @@ async def test_a_run_whose_time_is_up_fails_with_the_deadline() -> None:
 async def test_commands_for_runs_that_are_not_there_are_no_fault() -> None:
     async with stand() as at:
         at.receive(cancel(7), given(0), end(0), credits_=(7, 8))
-        at.session.receive((), (), (1, 2, 3), ())
+        at.session.receive((), {}, (1, 2, 3), ())
         assert at.session.idle
 
 
