@@ -10,8 +10,11 @@ from google.protobuf.message import Message
 
 M = TypeVar("M", bound=Message)
 
-SPLIT_BYTES = 4 * 1024 * 1024
-"""A message above this size goes out in several, as far as it has several entries."""
+SPLIT_BYTES = 2 * 1024 * 1024
+"""A message above this size goes out in several, as far as it has several entries: half of what a gRPC client takes
+whose limits nobody has changed, since a single entry may be larger than its neighbours."""
+_FRAME_BYTES = 8
+"""Upper bound of what the wire adds to an entry."""
 
 
 class WriteBatch(Generic[M]):
@@ -60,7 +63,7 @@ def split(message: M, field: str) -> Iterator[M]:
     room = SPLIT_BYTES - part.ByteSize()
     held = False
     for entry in entries:
-        size = entry.ByteSize()
+        size = entry.ByteSize() + _FRAME_BYTES
         if held and size > room:
             yield part
             part = type(message)()

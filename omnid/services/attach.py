@@ -43,7 +43,8 @@ class AttachSession:
             if not self._listening:
                 self._credit_all()
         if self._batch.message.events:
-            await context.write(self._batch.message)
+            for part in split(self._batch.message, "events"):
+                await context.write(part)
 
     def close(self) -> None:
         """The stream has ended: so have its requests."""
