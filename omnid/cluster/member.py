@@ -41,6 +41,8 @@ class Member:
     def observe(self, load: stage_pb2.ReplicaLoad, now: float) -> None:
         """A report of it has come."""
         self.load = load
+        if self.link is not None:
+            self.link.refusing = False
         self._progress.observe(load, now)
         own = len(self.link.runs) if self.link else 0
         self._foreign = max(0, load.running + load.waiting - own)
@@ -64,7 +66,7 @@ class Member:
 
     def takes_work(self, now: float) -> bool:
         """Whether it can take one more run."""
-        return self.runs < self._capacity and self.healthy(now)
+        return self.runs < self._capacity and self.healthy(now) and not (self.link and self.link.refusing)
 
     def condition(self, now: float) -> str:
         """What keeps it from taking work, for people; "ready" when nothing does."""

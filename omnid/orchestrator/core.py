@@ -118,8 +118,13 @@ class Orchestrator:
             self._start(run, link)
             return
         run.state = QUEUED
-        self._waiting.setdefault(run.stage.key, OrderedDict())[run] = None
-        self.timers.set(run, self.now + run.stage.waits.queue)
+        waiting = self._waiting.setdefault(run.stage.key, OrderedDict())
+        waiting[run] = None
+        since = self.now
+        if run.refused is not None:
+            since = run.refused
+            waiting.move_to_end(run, last=False)
+        self.timers.set(run, since + run.stage.waits.queue)
 
     def unplace(self, run: Run) -> None:
         """A waiting run has ended."""

@@ -48,6 +48,7 @@ class ReplicaLink:
         self.runs: dict[int, Run] = {}
         self.credits: list[int] = []
         self.attached = False
+        self.refusing = False
         self._core = core
         self._addresses = addresses
         self._clock = clock

@@ -79,6 +79,8 @@ class Link(Protocol):
     """By number: those whose events are awaited. The request adds and removes its own."""
     credits: list[int]
     """Numbers of runs to be credited, one entry an output that was forwarded. `wake` sends them."""
+    refusing: bool
+    """It has turned a run away: it is not to be chosen before it says anew how it does."""
 
     def wake(self) -> None: ...
     def start(self, run: Run, timeout: float) -> None: ...

@@ -22,12 +22,15 @@ from omnid.orchestrator.ports import (
     StageEnd,
     Times,
 )
-from omnid.orchestrator.run import CANCELLING, ENDED, IDLE, QUEUED, STARTED, WINDOW, Chunk, Input, Run
+from omnid.orchestrator.run import CANCELLING, ENDED, IDLE, QUEUED, STARTED, WINDOW, Chunk, Input, Run, make_runs
 from omnid.orchestrator.timers import Timed
 
 if TYPE_CHECKING:
     from omnid.orchestrator.core import Orchestrator
     from omnid.orchestrator.plan import RequestPlan
+
+_REFUSALS = frozenset({"DRAINING", "QUEUE_FULL", "NO_REPLICA"})
+"""Why a replica does not take a run in."""
 
 
 class Request(Timed):
@@ -84,7 +87,7 @@ class Request(Timed):
         self.cancelled = ""
         """Why it was cancelled, or ""."""
         self.times = Times(core.now)
-        self.runs = _make_runs(self)
+        self.runs = make_runs(self)
         self.open = len(self.runs)
         """Runs that have not ended."""
         self.flow = Flow(core, self)
@@ -221,6 +224,8 @@ class Request(Timed):
             run.acknowledged = True
             self._end_run(run)
             self._end_when_done()
+        elif failure.reason in _REFUSALS and run.sent is not None and not run.next:
+            self._refused(run, failure)
         else:
             self._fail_run(run, failure)
 
@@ -244,12 +249,7 @@ class Request(Timed):
             self._end_run(run)
             self._end_when_done()
         elif run.sent is not None and run.next == 0:
-            for entry in reversed(run.sent):
-                if entry.chunk is None:
-                    run.open_sources += 1
-                run.inputs.appendleft(entry)
-            run.handed.clear()
-            self._core.place(run)
+            self._place_again(run)
         else:
             message = f"replica {run.replica} of stage {run.stage.name} was lost after its run had begun"
             run.state = ENDED
@@ -318,6 +318,30 @@ class Request(Timed):
         self.index = index + 1
         return index
 
+    def _refused(self, run: Run, failure: Failure) -> None:
+        """The replica has not taken the run in: another one may, or the same one later, within the queue bound."""
+        core, link = self._core, run.link
+        assert link is not None
+        if run.refused is None:
+            run.refused = core.now
+        elif core.now - run.refused >= run.stage.waits.queue:
+            self._fail_run(run, failure)
+            return
+        core.timers.clear(run)
+        link.runs.pop(run.number, None)
+        link.refusing = True
+        run.link = None
+        self._place_again(run)
+
+    def _place_again(self, run: Run) -> None:
+        """Nothing of what was sent to the run's replica was taken, and it made nothing: it starts anew."""
+        for entry in reversed(run.sent or ()):
+            if entry.chunk is None:
+                run.open_sources += 1
+            run.inputs.appendleft(entry)
+        run.handed.clear()
+        self._core.place(run)
+
     def _first_output(self, run: Run, now: float) -> None:
         run.first_output = now
         run.sent = None
@@ -383,28 +407,3 @@ class Request(Timed):
         self._core.ended(self)
         for call in self._on_end:
             call(self)
-
-
-def _make_runs(request: Request) -> list[Run]:
-    """The runs of a request in the order of the pipeline, joined by the edges.
-
-    A consumer's run reads the producer's run of its own role; what has no counterpart reads, or feeds, the main run.
-    """
-    by_stage: dict[str, dict[str, Run]] = {}
-    for stage in request.plan.stages:
-        by_stage[stage.name] = {role.role: Run(request, stage, role) for role in stage.roles}
-    for stage in request.plan.stages:
-        for edge in stage.edges:
-            producers, consumers = by_stage[stage.name], by_stage[edge.consumer]
-            for role, producer in producers.items():
-                _join(producer, consumers.get(role, consumers[""]), edge)
-            for role, consumer in consumers.items():
-                if role not in producers:
-                    _join(producers[""], consumer, edge)
-    return [run for runs in by_stage.values() for run in runs.values()]
-
-
-def _join(producer: Run, consumer: Run, edge: Any) -> None:
-    producer.routes.append((edge, consumer))
-    consumer.sources.append(producer)
-    consumer.open_sources += 1

@@ -73,6 +73,7 @@ class Run(Timed):
         "next",
         "number",
         "open_sources",
+        "refused",
         "replica",
         "request",
         "role",
@@ -118,6 +119,8 @@ class Run(Timed):
         self.sent: list[Input] | None = []
         """What was sent, as long as nothing of it was taken and no output came: then the run can start anew elsewhere.
         None: it cannot."""
+        self.refused: float | None = None
+        """When a replica first turned it away."""
         self.handed: deque[Input] = deque()
         """Sent and not taken yet; for metrics."""
 
@@ -145,3 +148,28 @@ class Run(Timed):
     def idle_by_right(self) -> bool:
         """Nothing is due from it: it waits for us to credit its outputs, or for input that its sources did not make."""
         return self.held >= WINDOW or (self.open_sources > 0 and self.room == WINDOW)
+
+
+def make_runs(request: Request) -> list[Run]:
+    """The runs of a request in the order of the pipeline, joined by the edges.
+
+    A consumer's run reads the producer's run of its own role; what has no counterpart reads, or feeds, the main run.
+    """
+    by_stage: dict[str, dict[str, Run]] = {}
+    for stage in request.plan.stages:
+        by_stage[stage.name] = {role.role: Run(request, stage, role) for role in stage.roles}
+    for stage in request.plan.stages:
+        for edge in stage.edges:
+            producers, consumers = by_stage[stage.name], by_stage[edge.consumer]
+            for role, producer in producers.items():
+                _join(producer, consumers.get(role, consumers[""]), edge)
+            for role, consumer in consumers.items():
+                if role not in producers:
+                    _join(producers[""], consumer, edge)
+    return [run for runs in by_stage.values() for run in runs.values()]
+
+
+def _join(producer: Run, consumer: Run, edge: EdgePlan) -> None:
+    producer.routes.append((edge, consumer))
+    consumer.sources.append(producer)
+    consumer.open_sources += 1

@@ -28,6 +28,7 @@ class FakeLink:
         self.name = name
         self.runs: dict[int, Run] = {}
         self.credits: list[int] = []
+        self.refusing = False
         self.told: list[tuple[Any, ...]] = []
         self.up = True
 
@@ -99,7 +100,7 @@ class World:
     # the router
 
     def route(self, stage: StagePlan) -> FakeLink | None:
-        up = [link for link in self.links[stage.name] if link.up]
+        up = [link for link in self.links[stage.name] if link.up and not link.refusing]
         return min(up, key=lambda link: len(link.runs), default=None)
 
     def release(self, owner: str, lease: int) -> None:
@@ -142,6 +143,11 @@ class World:
     def lose(self, link: FakeLink) -> None:
         link.up = False
         self.core.lost(link)
+
+    def report(self, link: FakeLink) -> None:
+        """A replica says how it does."""
+        link.refusing = False
+        self.core.room_on(("m", link.name.split("/")[1]))
 
     def idle(self) -> bool:
         """Nothing is kept of any request."""

@@ -365,7 +365,12 @@ def test_requests_beyond_the_limits_wait_their_turn_and_then_are_refused() -> No
 
 
 @given(
-    st.lists(st.sampled_from(["out_a", "out_b", "take", "credit", "tick", "cancel", "fail_b", "lose_b"]), max_size=60)
+    st.lists(
+        st.sampled_from(
+            ["out_a", "out_b", "take", "credit", "tick", "cancel", "fail_b", "lose_b", "refuse_b", "report_b"]
+        ),
+        max_size=60,
+    )
 )
 def test_whatever_the_order_of_events_a_request_ends_once_and_leaves_nothing(steps: list[str]) -> None:
     world = World(chain("a", "b", shown=("a", "b")))
@@ -388,6 +393,10 @@ def test_whatever_the_order_of_events_a_request_ends_once_and_leaves_nothing(ste
             request.cancel("client cancelled")
         elif step == "fail_b" and b.link is not None:
             request.failed(b, Failure("STAGE_FAILED", "boom", "b"))
+        elif step == "refuse_b" and b.link is not None and not b.next:
+            request.failed(b, Failure("QUEUE_FULL", "full", "b"))
+        elif step == "report_b":
+            world.report(world.link("b"))
         elif step == "lose_b" and world.link("b").up:
             world.lose(world.link("b"))
         assert a.held <= 2
@@ -395,6 +404,7 @@ def test_whatever_the_order_of_events_a_request_ends_once_and_leaves_nothing(ste
     for _ in range(200):
         if request.ended:
             break
+        world.report(world.link("b"))
         if request.stopping:
             world.let_go(request)
             continue
