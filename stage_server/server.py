@@ -35,7 +35,10 @@ from stage_server.transport.reader import ArenaDoor, Reader, host_id
 
 SERVICE = "omni.v1.StageService"
 _DRAIN_SECONDS = 5.0
+"""For runs to end and for what they published to be read."""
 _CANCEL_SECONDS = 2.0
+_CLOSE_SECONDS = 0.5
+"""For streams to end by themselves."""
 _FIRST_BACKOFF, _LONGEST_BACKOFF = 0.2, 5.0
 
 _log = logs.get(__name__)
@@ -175,7 +178,7 @@ class StageServer:
         _log.info("ready", seconds=round(time.monotonic() - began, 2), target=self._address.target)
 
     async def _drain(self) -> None:
-        """Lets the runs end for a while, then ends them."""
+        """Lets the runs end and their tensors be read for a while, then ends what is left; then ends the streams."""
         host = self._servicer.host
         if host is None:
             return
@@ -184,10 +187,11 @@ class StageServer:
         except TimeoutError:
             host.cancel_all()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(host.drain(), _CANCEL_SECONDS)
+                await asyncio.wait_for(host.finish(), _CANCEL_SECONDS)
+        host.end_sessions()
 
     async def _close(self) -> None:
-        await self._server.stop(0)
+        await self._server.stop(_CLOSE_SECONDS)
         host = self._servicer.host
         if host is not None:
             host.close()

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 
 import torch
+from google.rpc import status_pb2
 
 from omni.rpc import tracing
 from omni.rpc.errors import OmniError, Reason
@@ -31,7 +32,7 @@ from stage_server.transport.arena import Holder
 HOLD_BYTES = 4 << 20
 """A run with more than this in its outbox is held out of further steps, until half of it is gone."""
 ARENA_SHARE = 16
-"""The tensors of a run's message, or in its outbox, are at most this part of the arena; those of one step may be more."""
+"""The part of the arena that tensors of a message, or in an outbox, may fill; those of a single step may be larger."""
 INLINE_BYTES = 1 << 20
 """Larger tensors are copied into the arena on another thread."""
 _EVENT_BYTES = 64
@@ -74,13 +75,12 @@ class Session:
             self._host.reader.learn(address)
         for command in commands:
             kind = command.WhichOneof("command")
+            run = self._runs.get(command.run)
             if kind == "start":
                 self._start(command)
-                continue
-            run = self._runs.get(command.run)
-            if run is None:
+            elif run is None:
                 continue  # It has ended, which its reader did not know yet.
-            if kind == "input":
+            elif kind == "input":
                 run.inbox.put(command.input)
             elif kind == "input_end":
                 run.inbox.put(command.input_end)
@@ -148,8 +148,8 @@ class Session:
         if run.error is not None:
             self._end(run, "failed")
         elif run.cancelled or finished.reason == content_pb2.FINISH_REASON_CANCELLED:
+            finished.reason = content_pb2.FINISH_REASON_CANCELLED
             run.finished = finished
-            run.finished.reason = content_pb2.FINISH_REASON_CANCELLED
             self._end(run, "cancelled")
         else:
             run.finished = finished
@@ -160,7 +160,7 @@ class Session:
         if run.cancelled:
             self.engine_finished(run, Finished(run.id, content_pb2.FINISH_REASON_CANCELLED, content_pb2.Usage()))
             return
-        run.error = run.error or self._located(error, run).to_status()
+        run.error = run.error or self._located(error, run)
         self._end(run, "failed")
 
     def room(self) -> None:
@@ -188,9 +188,8 @@ class Session:
         if self._ready:
             self._replies.wake()
         elif self._ending and self._replies.empty:
-            if not message.ByteSize():
-                return None
             self._replies.wake()
+            return message if message.ByteSize() else None
         return message
 
     # Runs.
@@ -198,9 +197,9 @@ class Session:
     def _start(self, command: stage_pb2.RunCommand) -> None:
         number, start = command.run, command.start
         if number in self._runs:  # A number has one end: that of the run at work says what is wrong.
-            error = OmniError(Reason.BAD_REQUEST, f"run: {number} is at work on this stream and was started again")
-            return self._break(self._runs[number], error)
-        identity = self._host.new_id()
+            wrong = OmniError(Reason.BAD_REQUEST, f"run: {number} is at work on this stream and was started again")
+            return self._break(self._runs[number], wrong)
+        identity, window = self._host.new_id(), start.window or math.inf
         run = SessionRun(
             number=number,
             id=identity,
@@ -208,8 +207,8 @@ class Session:
             role=start.role,
             traceparent=start.traceparent,
             begun=time.monotonic(),
-            window=start.window or math.inf,
-            credit=start.window or math.inf,
+            window=window,
+            credit=window,
             inbox=Inbox(
                 self._host,
                 identity,
@@ -239,17 +238,15 @@ class Session:
         except Exception as error:
             self._runs.pop(number, None)
             self._host.remove(run, "failed")
-            return self._refuse(run, meant(run, "it could not be started", error))
+            failed = self._located(meant(run, "it could not be started", error), run)
+            return self._say(stage_pb2.RunEvent(run=number, failed=failed))
         self._say(stage_pb2.RunEvent(run=number, accepted=stage_pb2.RunAccepted()))
         if start.HasField("timeout"):
             run.timer = self._loop.call_later(start.timeout.ToNanoseconds() / 1e9, self._expire, run)
         return None
 
-    def _refuse(self, run: SessionRun, error: OmniError) -> None:
-        self._say(stage_pb2.RunEvent(run=run.number, failed=self._located(error, run).to_status()))
-
-    def _located(self, error: OmniError, run: SessionRun) -> OmniError:
-        return located(error, run, stage=self._host.spec.stage, replica=self._host.address.replica)
+    def _located(self, error: OmniError, run: SessionRun) -> status_pb2.Status:
+        return located(error, run, stage=self._host.spec.stage, replica=self._host.address.replica).to_status()
 
     def _expire(self, run: SessionRun) -> None:
         self._break(run, OmniError(Reason.DEADLINE, "the time of the request has passed"))
@@ -257,7 +254,7 @@ class Session:
     def _break(self, run: SessionRun, error: OmniError) -> None:
         """Fails a run; it ends when the engine has let go of it."""
         if run.error is None and not run.cancelled and run.number in self._runs:
-            run.error = self._located(error, run).to_status()
+            run.error = self._located(error, run)
             self._let_go(run)
 
     def _fault(self, run: SessionRun, what: str, error: Exception) -> None:
