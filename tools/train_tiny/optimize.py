@@ -40,8 +40,8 @@ class Training:
     ) -> None:
         """`rate` is the highest learning rate, reached after `warm_up` steps."""
         self.name = name
-        self.module = module
-        self.average = copy.deepcopy(module).requires_grad_(False)
+        self.module = module.train()
+        self.average = copy.deepcopy(module).requires_grad_(False).eval()
         self.step = 0
         self.seconds = 0.0
         self.curve: list[dict[str, float]] = []

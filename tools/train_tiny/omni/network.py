@@ -17,6 +17,8 @@ from torch.nn import functional
 from tools.train_tiny.optimize import console
 
 Layer = Callable[..., tuple[Tensor, Tensor]]
+DROPPED = 0.1
+"""Share of a branch's values that are left out in training."""
 
 
 def segment_mask(segments: Tensor) -> Tensor:
@@ -50,13 +52,14 @@ def mixture(block: nn.Module, hidden: Tensor) -> tuple[Tensor, Tensor]:
 def decoder_layer(block: nn.Module, hidden: Tensor, mask: Tensor | None, rope: Any) -> tuple[Tensor, Tensor]:
     """One layer of thinker, talker or code predictor. Hidden states [B, L, H]."""
     normed = block.input_layernorm(hidden)
-    hidden = hidden + block.self_attn(hidden_states=normed, position_embeddings=rope, attention_mask=mask)[0]
+    attended = block.self_attn(hidden_states=normed, position_embeddings=rope, attention_mask=mask)[0]
+    hidden = hidden + functional.dropout(attended, DROPPED, block.training)
     normed = block.post_attention_layernorm(hidden)
     if hasattr(block.mlp, "experts"):
         added, uneven = mixture(block.mlp, normed)
     else:
         added, uneven = block.mlp(normed), hidden.new_ones((), dtype=torch.float)
-    return hidden + added, uneven
+    return hidden + functional.dropout(added, DROPPED, block.training), uneven
 
 
 def backbone(
@@ -64,7 +67,7 @@ def backbone(
 ) -> tuple[Tensor, Tensor]:
     """A stack of layers and its last norm: embeddings [B, L, H] to hidden states, and the mean unevenness."""
     rope = model.rotary_emb(embeds, positions)
-    hidden, uneven = embeds, []
+    hidden, uneven = functional.dropout(embeds, DROPPED, model.training), []
     for block in model.layers:
         hidden, odd = layer(block, hidden, mask, rope)
         uneven.append(odd)

@@ -25,8 +25,9 @@ from tools.train_tiny.optimize import Losses
 
 GROUP_WEIGHTS = (1.0, 1.0, 0.5, 0.3)
 """Of the codebooks in the loss: the first two carry the words."""
-NOISE = 0.08
-"""Share of frames whose codes the talker is given wrong, so that it recovers from its own mistakes."""
+NOISE = 0.4
+"""Share of frames whose codes the talker is given wrong, so that it goes by the words and recovers from its own
+mistakes: in each row of a batch any share from none to this."""
 _UNEVEN = 0.01
 _SPOKEN = 0.65
 """Of all places in a batch, at most so many make a frame."""
@@ -170,9 +171,10 @@ class TalkerLoss:
         """Codes with some of them wrong: half of the disturbed frames in all groups, half in one."""
         if not self._noise:
             return codes
+        share = self._noise * torch.rand(len(codes), 1, generator=self._random, device=codes.device)
         chance = torch.rand(codes.shape[:2], generator=self._random, device=codes.device)
         which = torch.randint(CODE_GROUPS, codes.shape[:2], generator=self._random, device=codes.device)
         other = torch.randint(CODEBOOK, codes.shape, generator=self._random, device=codes.device)
         one = which.unsqueeze(-1) == torch.arange(CODE_GROUPS, device=codes.device)
-        wrong = (chance < self._noise / 2).unsqueeze(-1) | ((chance < self._noise).unsqueeze(-1) & one)
+        wrong = (chance < share / 2).unsqueeze(-1) | ((chance < share).unsqueeze(-1) & one)
         return torch.where(wrong & (codes >= 0) & (codes < CODEBOOK), other, codes)
