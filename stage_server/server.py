@@ -185,7 +185,7 @@ class StageServer:
         try:
             await asyncio.wait_for(host.drain(), _DRAIN_SECONDS)
         except TimeoutError:
-            host.cancel_all()
+            host.give_up()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(host.finish(), _CANCEL_SECONDS)
         host.end_sessions()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from collections.abc import Callable
 
@@ -20,6 +21,7 @@ from omnid.orchestrator.link import ReplicaLink
 
 _FIRST_BACKOFF_S = 0.1
 _MAX_BACKOFF_S = 5.0
+_LAST_WORDS_S = 1.0
 
 _log = logs.get(__name__)
 
@@ -40,6 +42,13 @@ class Attachment:
         self._metrics = metrics
         self._clock = clock
         self._tls = tls
+
+    async def read_out(self, member: Member) -> None:
+        """A member leaves: returns when what it said last on its Attach stream, which it ends before, has been read."""
+        if member.link is not None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_LAST_WORDS_S):
+                    await member.link.ended.wait()
 
     async def keep(self, member: Member) -> None:
         """Attaches to `member` once it can take work, and again whenever the stream breaks; runs until cancelled."""

@@ -49,6 +49,8 @@ class ReplicaLink:
         self.credits: list[int] = []
         self.attached = False
         self.refusing = False
+        self.ended = asyncio.Event()
+        """Set when everything that the replica said on it has been read."""
         self._core = core
         self._addresses = addresses
         self._clock = clock
@@ -152,6 +154,7 @@ class ReplicaLink:
             call.cancel()
             self._core.tick(self._clock())
             self._core.lost(self)
+            self.ended.set()
             await asyncio.gather(writer, return_exceptions=True)
 
     async def _write(self, call: Any) -> None:

@@ -51,6 +51,7 @@ class ClusterService(cluster_pb2_grpc.ClusterServiceServicer):
                 kept = group.create_task(self._attachment.keep(member))
                 watch = group.create_task(_until_replaced(member))
                 await self._reports(member, messages)
+                await self._attachment.read_out(member)
                 kept.cancel()
                 watch.cancel()
         finally:

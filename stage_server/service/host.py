@@ -168,10 +168,11 @@ class StageHost:
         for session in list(self._sessions):
             session.end()
 
-    def cancel_all(self) -> None:
-        """Ends every run."""
-        for _, run in list(self._runs.values()):
-            self.engine.cancel(run.id)
+    def give_up(self) -> None:
+        """Ends every run that draining has not seen the end of; those that have not begun can begin elsewhere."""
+        for session, run in list(self._runs.values()):
+            message = f"replica {self.address.replica} stops, and the run did not end in time"
+            session.fail(run, OmniError(Reason.DRAINING, message))
 
     def load(self) -> stage_pb2.ReplicaLoad:
         """How the replica does; notices when it has work and makes no progress."""

@@ -198,7 +198,7 @@ class Session:
         number, start = command.run, command.start
         if number in self._runs:  # A number has one end: that of the run at work says what is wrong.
             wrong = OmniError(Reason.BAD_REQUEST, f"run: {number} is at work on this stream and was started again")
-            return self._break(self._runs[number], wrong)
+            return self.fail(self._runs[number], wrong)
         identity, window = self._host.new_id(), start.window or math.inf
         run = SessionRun(
             number=number,
@@ -249,9 +249,9 @@ class Session:
         return located(error, run, stage=self._host.spec.stage, replica=self._host.address.replica).to_status()
 
     def _expire(self, run: SessionRun) -> None:
-        self._break(run, OmniError(Reason.DEADLINE, "the time of the request has passed"))
+        self.fail(run, OmniError(Reason.DEADLINE, "the time of the request has passed"))
 
-    def _break(self, run: SessionRun, error: OmniError) -> None:
+    def fail(self, run: SessionRun, error: OmniError) -> None:
         """Fails a run; it ends when the engine has let go of it."""
         if run.error is None and not run.cancelled and run.number in self._runs:
             run.error = self._located(error, run)
@@ -259,7 +259,7 @@ class Session:
 
     def _fault(self, run: SessionRun, what: str, error: Exception) -> None:
         """Fails a run for whatever went wrong with it: no fault of one run ends the others of its stream."""
-        self._break(run, meant(run, what, error))
+        self.fail(run, meant(run, what, error))
 
     def _let_go(self, run: SessionRun) -> None:
         """Ends a cancelled or broken run: at once when its engine has finished already, else when the engine has."""

@@ -50,16 +50,24 @@ class Cluster:
         self.membership = cluster_pb2_grpc.ClusterServiceStub(channel)
         self.servers: dict[str, asyncio.subprocess.Process] = {}
 
-    async def start(self, stage: str) -> None:
-        """Starts the stage's server; the one before must have ended."""
-        self.servers[stage] = await asyncio.create_subprocess_exec(
+    async def start(self, stage: str, index: int = 0) -> None:
+        """Starts the stage's server; the one before must have ended. A further replica is "a/1" among the servers."""
+        self.servers[f"{stage}/{index}" if index else stage] = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "stage_server.server", "--coordinator", self.target),
-            *("--model", self.model, "--stage", stage, "--log-level", "WARNING"),
+            *("--model", self.model, "--stage", stage, "--index", str(index), "--log-level", "WARNING"),
             env={**os.environ, "OMP_NUM_THREADS": "1"},
         )
 
     async def ready(self) -> None:
         await self.daemon.cluster.wait_ready(READY_SECONDS)
+
+    async def ready_replica(self, name: str) -> None:
+        """Waits for one replica of several, which `ready` does not."""
+        async with asyncio.timeout(READY_SECONDS):
+            while True:
+                if self.daemon.cluster.has_been_ready(name):
+                    return
+                await asyncio.sleep(0.02)  # Nobody is told of a single replica: it has to be asked.
 
     def kill(self, stage: str) -> None:
         self.servers[stage].send_signal(signal.SIGKILL)
