@@ -36,7 +36,9 @@ from stage_server.transport.reader import ArenaDoor, Reader, host_id
 SERVICE = "omni.v1.StageService"
 _DRAIN_SECONDS = 5.0
 """For runs to end and for what they published to be read."""
-_CANCEL_SECONDS = 2.0
+_CANCEL_SECONDS = 1.0
+_LEAVE_SECONDS = 1.0
+"""For the coordinator to read what was said last."""
 _CLOSE_SECONDS = 0.5
 """For streams to end by themselves."""
 _FIRST_BACKOFF, _LONGEST_BACKOFF = 0.2, 5.0
@@ -66,6 +68,9 @@ class StageServer:
         self._server.add(stage_pb2_grpc.add_StageServiceServicer_to_server, self._servicer)
         self._stopping = asyncio.Event()
         self._changed = asyncio.Event()
+        """There is something to tell the coordinator."""
+        self._joined = False
+        self._leaving = False
         self._arena: Arena | None = None
         self._reader: Reader | None = None
 
@@ -89,6 +94,10 @@ class StageServer:
                 membership = tasks.create_task(self._membership(tasks))
                 await self._stopping.wait()
                 await self._drain()
+                self._leaving = True
+                if self._joined:
+                    self._changed.set()
+                    await asyncio.wait([membership], timeout=_LEAVE_SECONDS)
                 membership.cancel()
                 raise _StoppedError
         except* _StoppedError:
@@ -99,7 +108,7 @@ class StageServer:
                 await metrics.close()
 
     async def _membership(self, tasks: asyncio.TaskGroup) -> None:
-        """Holds a Join stream to the coordinator, and makes a new one when it breaks."""
+        """Holds a Join stream to the coordinator, and makes a new one when it breaks, until this process leaves."""
         backoff = _FIRST_BACKOFF
         async with make_channel(self._options.coordinator, tls=self._client_tls) as channel:
             while True:
@@ -111,6 +120,8 @@ class StageServer:
                     if error.code() is not grpc.StatusCode.UNAVAILABLE:
                         raise meant from error
                     _log.warning("coordinator is away", error=meant.message, retry_seconds=backoff)
+                if self._leaving:
+                    return
                 if time.monotonic() - began > _LONGEST_BACKOFF:
                     backoff = _FIRST_BACKOFF
                 await asyncio.sleep(backoff)
@@ -135,16 +146,19 @@ class StageServer:
             if isinstance(answer, cluster_pb2.JoinResponse):
                 self._take_spec(answer.spec, tasks)
                 reporter = asyncio.create_task(self._report(call, answer.report_interval))
+                self._joined = True
                 await call.read()  # Nothing follows: this returns when the stream ends.
         finally:
+            self._joined = False
             if reporter is not None:
                 reporter.cancel()
                 await asyncio.gather(reporter, return_exceptions=True)
             call.cancel()
 
     async def _report(self, call: grpc.aio.StreamStreamCall[Any, Any], interval: float) -> None:
-        """Says how the replica does: at each change of state, and at least every `interval` seconds."""
-        while True:
+        """Says how the replica does: at each change of state, and at least every `interval` seconds. Leaving, it ends
+        its half of the stream: the coordinator ends the other when it has read all that this replica has said."""
+        while not self._leaving:
             self._changed.clear()
             host = self._servicer.host
             load = host.load() if host else stage_pb2.ReplicaLoad(state=stage_pb2.REPLICA_STATE_LOADING)
@@ -153,6 +167,7 @@ class StageServer:
             await call.write(cluster_pb2.JoinRequest(load=load))
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._changed.wait(), interval)
+        await call.done_writing()
 
     def _take_spec(self, spec: config_pb2.StageSpec, tasks: asyncio.TaskGroup) -> None:
         host = self._servicer.host
