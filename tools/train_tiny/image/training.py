@@ -18,6 +18,8 @@ from tools.train_tiny.optimize import Losses
 
 MIX = (0.20, 0.30, 0.17, 0.15, 0.09, 0.09)
 """Share of each kind of picture in a batch."""
+_TOGETHER = 16
+"""Batches that are drawn at once."""
 _KL = 3e-4
 _GRADIENT = 0.2
 """Weight of the differences of neighbouring pixels: edges."""
@@ -42,14 +44,18 @@ def shares(size: int) -> list[int]:
 
 
 def batches(captions: Captions, size: int, side: int, device: torch.device) -> Iterator[Batch]:
-    """Endless."""
+    """Endless. Many batches are drawn at once: a GPU draws them as fast as one, for it is the launches that take time."""
     counts = shares(size)
     while True:
-        with torch.no_grad():
-            drawn = [sample(kind, count, device) for kind, count in enumerate(counts)]
-            named = [captions(each) for each in drawn]
-            pictures = torch.cat([draw(each, side) for each in drawn])
-        yield Batch(pictures, torch.cat([ids for ids, _ in named]), torch.cat([valid for _, valid in named]))
+        parts: list[list[Batch]] = [[] for _ in range(_TOGETHER)]
+        for kind, count in enumerate(counts):
+            with torch.no_grad():
+                drawn = sample(kind, count * _TOGETHER, device)
+                fields = (draw(drawn, side), *captions(drawn))
+            for batch, part in zip(parts, zip(*(field.split(count) for field in fields), strict=True), strict=True):
+                batch.append(Batch(*part))
+        for batch in parts:
+            yield Batch(*(torch.cat([getattr(part, name) for part in batch]) for name in ("pictures", "ids", "valid")))
 
 
 def vae_loss(vae: Any, batch: Batch) -> tuple[Tensor, Losses]:
