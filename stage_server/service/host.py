@@ -160,7 +160,7 @@ class StageHost:
         """Returns when no run is at work and all that runs have said is written."""
         await self._idle.wait()
         for session in list(self._sessions):
-            await session.written()
+            await session.replies.written()
 
     def end_sessions(self) -> None:
         """Ends every stream, each after what is left to say on it, and those that begin from now on."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -33,6 +33,7 @@ class Inbox:
         run: the engine's number of the run.
         sources: (stage, role) of each run that feeds this one.
         tasks: fetches run in it.
+        addresses: what the run's stream has said of the owners of tensors; other streams are not believed.
         fail: called when the run cannot go on, with what could not be done and why.
         taken: called when the engine is done with an input.
     """
@@ -44,6 +45,7 @@ class Inbox:
         sources: Iterable[tuple[str, str]],
         tasks: asyncio.TaskGroup,
         *,
+        addresses: Mapping[str, tensor_pb2.ReplicaAddress],
         fail: Callable[[str, Exception], None],
         taken: Callable[[stage_pb2.RunInput], None],
     ) -> None:
@@ -51,6 +53,7 @@ class Inbox:
         self._run = run
         self._sources = {source: _Source() for source in sources}
         self._tasks = tasks
+        self._addresses = addresses
         self._fail = fail
         self._taken = taken
         self._loop = asyncio.get_running_loop()
@@ -130,7 +133,8 @@ class Inbox:
         fetched: list[Fetched] = []
         for named in message.payload.tensors:
             try:
-                fetched.append(await self._host.reader.fetch(named.handle))
+                address = self._addresses.get(named.handle.owner)
+                fetched.append(await self._host.reader.fetch(named.handle, address))
             except Exception as error:
                 self._fetching = None
                 self._give_up("its input could not be fetched", _lost(named.handle, error))

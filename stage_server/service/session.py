@@ -50,12 +50,14 @@ class Session:
         self._tasks = tasks
         self._loop = asyncio.get_running_loop()
         self._runs: dict[int, SessionRun] = {}
+        self._addresses: dict[str, tensor_pb2.ReplicaAddress] = {}
         self._published = Holder()
         self._ready: deque[SessionRun] = deque()
         """Runs that may have something to send, those that wait longest first."""
         self._starved: list[SessionRun] = []
         """Runs that wait for room in the arena."""
-        self._replies = Replies()
+        self.replies = Replies()
+        """What is left to send, beside what the ready runs have."""
         self._tensor_bytes = min(HOLD_BYTES, host.arena.capacity // ARENA_SHARE)
         self._ending = False
         self._closed = False
@@ -72,7 +74,7 @@ class Session:
     ) -> None:
         """Takes one message in; `credits_` are outputs that were taken, by the number of their run."""
         for address in replicas:
-            self._host.reader.learn(address)
+            self._addresses[address.replica] = address
         for command in commands:
             kind = command.WhichOneof("command")
             run = self._runs.get(command.run)
@@ -101,7 +103,7 @@ class Session:
         if self._closed:
             return
         self._closed = True
-        self._replies.close()
+        self.replies.close()
         for run in list(self._runs.values()):
             run.cancelled = True
             self._let_go(run)
@@ -111,21 +113,12 @@ class Session:
     @property
     def idle(self) -> bool:
         """No run is at work and nothing is left to send."""
-        return not self._runs and self.quiet
-
-    @property
-    def quiet(self) -> bool:
-        """Nothing is left to send just now."""
-        return self._replies.empty
+        return not self._runs and self.replies.empty
 
     def end(self) -> None:
         """The replica stops: the stream ends when all that is left to say is said."""
         self._ending = True
-        self._replies.wake()
-
-    async def written(self) -> None:
-        """Waits until all that its runs have said is written."""
-        await self._replies.written()
+        self.replies.wake()
 
     # From the engine.
 
@@ -174,21 +167,21 @@ class Session:
 
     async def take(self) -> stage_pb2.StageServiceAttachResponse | None:
         """Waits until there is something to send and returns it; may be empty. None: the stream is to end."""
-        await self._replies.wait()
+        await self.replies.wait()
         if self._closed:
             return None
-        while self._ready and not self._replies.full:
+        while self._ready and not self.replies.full:
             run = self._ready.popleft()
             run.queued = False
             try:
                 self._send(run)
             except Exception as error:
                 self._fault(run, "its output could not be sent", error)
-        message = self._replies.take()
+        message = self.replies.take()
         if self._ready:
-            self._replies.wake()
-        elif self._ending and self._replies.empty:
-            self._replies.wake()
+            self.replies.wake()
+        elif self._ending and self.replies.empty:
+            self.replies.wake()
             return message if message.ByteSize() else None
         return message
 
@@ -214,6 +207,7 @@ class Session:
                 identity,
                 [(each.stage, each.role) for each in start.sources],
                 self._tasks,
+                addresses=self._addresses,
                 fail=lambda what, error: self._fault(run, what, error),
                 taken=lambda message: self._taken(run, message),
             ),
@@ -305,7 +299,7 @@ class Session:
         if not run.queued and not self._closed:
             run.queued = True
             self._ready.append(run)
-            self._replies.wake()
+            self.replies.wake()
 
     def _send(self, run: SessionRun) -> None:
         """Says what one message of the run holds; when there is more that it may send, its turn comes again."""
@@ -385,16 +379,16 @@ class Session:
         for named in message.payload.tensors:
             owners.setdefault(named.handle.owner, []).append(named.handle.lease)
         for owner, leases in owners.items():
-            self._replies.release(owner, leases)
+            self.replies.release(owner, leases)
         if run.number in self._runs:
-            self._replies.credit(run.number)
+            self.replies.credit(run.number)
 
     def _emit(self, run: SessionRun, event: stage_pb2.RunEvent, wire: int) -> None:
         """Says an event of the engine's run, as the network lets it pass."""
         faulty = self._host.wire
         for each in (event,) if faulty is None else faulty.pass_on(run.id, event):
-            self._replies.say(each, wire)
+            self.replies.say(each, wire)
 
     def _say(self, event: stage_pb2.RunEvent) -> None:
         """Says an event of the session itself."""
-        self._replies.say(event, event.ByteSize())
+        self.replies.say(event, event.ByteSize())

@@ -94,20 +94,14 @@ class Reader:
         self._arena = arena
         self._host = host_id()
         self._tls = tls
-        self._addresses: dict[str, tensor_pb2.ReplicaAddress] = {}
         self._mappings: dict[str, _Mapping] = {}
-        self._unmappable: set[tuple[str, int]] = set()
+        """By owner: its newest incarnation that was read from."""
+        self._unmappable: set[str] = set()
+        """Sockets that have handed out no arena."""
         self._channels: dict[str, grpc.aio.Channel] = {}
         self._bytes = Counter(
             "omni_fetched_bytes", "Bytes of tensors read from other replicas", ["path"], registry=registry
         )
-
-    def learn(self, address: tensor_pb2.ReplicaAddress) -> None:
-        """A replica whose handles may come from now on."""
-        known = self._addresses.get(address.replica)
-        if known is not None and known.epoch != address.epoch:
-            self._mappings.pop(address.replica, None)
-        self._addresses[address.replica] = address
 
     def at_once(self, handle: tensor_pb2.TensorHandle) -> Fetched | None:
         """The tensor, when it can be had without waiting.
@@ -123,21 +117,26 @@ class Reader:
         self._bytes.labels("host").inc(handle.size)
         return mapping.fetch(handle)
 
-    async def fetch(self, handle: tensor_pb2.TensorHandle) -> Fetched:
+    async def fetch(self, handle: tensor_pb2.TensorHandle, address: tensor_pb2.ReplicaAddress | None = None) -> Fetched:
         """The tensor, by the best path.
+
+        Args:
+            handle: of this replica or another one.
+            address: where the stream that the handle came on says that its owner is; None: it has not said so.
 
         Raises:
             OmniError: TENSOR_LOST when it is no longer there, or its owner cannot be reached.
         """
-        address = self._addresses.get(handle.owner)
         if address is None and handle.owner != self._arena.owner:
             raise OmniError(Reason.TENSOR_LOST, f"nobody has said how to reach {handle.owner}", replica=handle.owner)
+        if address is not None and address.epoch != handle.epoch:
+            raise lost(handle)
         if address is not None and self._mappable(address):
             await self._map(address)
         fetched = self.at_once(handle)
         if fetched is not None:
             return fetched
-        if address is None or address.epoch != handle.epoch:
+        if address is None:
             raise lost(handle)
         return await self._download(handle, address)
 
@@ -151,11 +150,12 @@ class Reader:
         return Fetched(dtypes.view(self._arena.bytes_of(handle), dtype, shape), lambda: _still(self._arena, handle))
 
     def _mappable(self, address: tensor_pb2.ReplicaAddress) -> bool:
+        mapping = self._mappings.get(address.replica)
         return (
             bool(address.arena_socket)
             and address.host_id == self._host
-            and address.replica not in self._mappings
-            and (address.replica, address.epoch) not in self._unmappable
+            and (mapping is None or mapping.epoch != address.epoch)
+            and address.arena_socket not in self._unmappable
         )
 
     async def _map(self, address: tensor_pb2.ReplicaAddress) -> None:
@@ -163,7 +163,7 @@ class Reader:
             mapping = await asyncio.to_thread(_receive_arena, address.arena_socket)
         except (OSError, ValueError) as error:
             _log.warning("arena cannot be mapped", owner=address.replica, error=str(error), instead="gRPC")
-            self._unmappable.add((address.replica, address.epoch))
+            self._unmappable.add(address.arena_socket)
             return
         if mapping.epoch == address.epoch:
             self._mappings[address.replica] = mapping

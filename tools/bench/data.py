@@ -143,13 +143,12 @@ async def read(asked: str) -> None:
     given = json.loads(asked)
     address = tensor_pb2.ReplicaAddress.FromString(bytes.fromhex(given["address"]))
     reader = Reader(Arena("bench/reader/0", 2, MIB, 600.0), CollectorRegistry())
-    reader.learn(address)
     found: dict[str, dict[str, list[float]]] = {}
     async with make_channel(address.target) as channel:
         stub = stage_pb2_grpc.StageServiceStub(channel)
         for size, text in given["handles"].items():
             handle = tensor_pb2.TensorHandle.FromString(bytes.fromhex(text))
-            await reader.fetch(handle)
+            await reader.fetch(handle, address)
             host, wire = [], []
             for _ in range(TURNS):
                 host.append(_seconds(lambda handle=handle: _touch(reader, handle)) * 1e6)

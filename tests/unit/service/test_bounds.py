@@ -25,7 +25,7 @@ def error_of(event: stage_pb2.RunEvent) -> OmniError:
 async def messages(at: Stand) -> list[stage_pb2.StageServiceAttachResponse]:
     """All that can be taken without waiting; each within its bound."""
     taken: list[stage_pb2.StageServiceAttachResponse] = []
-    while not at.session.idle and not at.session.quiet:
+    while not at.session.idle and not at.session.replies.empty:
         message = await at.take()
         assert message.ByteSize() <= RESPONSE_BYTES
         if message.events:
@@ -148,7 +148,7 @@ async def test_credits_beyond_what_was_sent_are_no_more_than_the_window(count: i
         [event] = await at.events()
         assert event.output.range.count == 3
         await at.step(text(run, "d"))
-        assert at.session.quiet
+        assert at.session.replies.empty
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sys
 from collections.abc import AsyncIterator
 from types import SimpleNamespace
@@ -70,9 +71,8 @@ async def test_a_replica_reads_its_own_tensors_in_place(owner: Owner) -> None:
 async def test_the_second_read_of_a_mapped_arena_waits_for_nothing(owner: Owner, reader: Reader) -> None:
     tensor = torch.randn(100, 3)
     handle = owner.arena.publish(tensor)
-    reader.learn(owner.address)
     assert reader.at_once(handle) is None
-    assert torch.equal((await reader.fetch(handle)).tensor, tensor)
+    assert torch.equal((await reader.fetch(handle, owner.address)).tensor, tensor)
     again = reader.at_once(handle)
     assert again is not None
     assert torch.equal(again.tensor, tensor)
@@ -80,8 +80,7 @@ async def test_the_second_read_of_a_mapped_arena_waits_for_nothing(owner: Owner,
 
 async def test_memory_that_was_taken_back_is_noticed_before_and_after_a_read(owner: Owner, reader: Reader) -> None:
     handle = owner.arena.publish(torch.ones(8))
-    reader.learn(owner.address)
-    fetched = await reader.fetch(handle)
+    fetched = await reader.fetch(handle, owner.address)
     fetched.check()
     owner.arena.release(handle.lease)
     with pytest.raises(OmniError) as lost:
@@ -97,21 +96,47 @@ async def test_what_cannot_be_mapped_comes_over_grpc(owner: Owner, reader: Reade
     handle = owner.arena.publish(tensor)
     for name, value in change.items():
         setattr(owner.address, name, value)
-    reader.learn(owner.address)
-    assert torch.equal((await reader.fetch(handle)).tensor, tensor)
+    assert torch.equal((await reader.fetch(handle, owner.address)).tensor, tensor)
     owner.arena.release(handle.lease)
     with pytest.raises(OmniError) as lost:
-        await reader.fetch(handle)
+        await reader.fetch(handle, owner.address)
     assert lost.value.reason is Reason.TENSOR_LOST
 
 
 async def test_a_handle_of_an_earlier_incarnation_is_lost(owner: Owner, reader: Reader) -> None:
     handle = owner.arena.publish(torch.ones(8))
     handle.epoch = 6
-    reader.learn(owner.address)
     with pytest.raises(OmniError) as lost:
-        await reader.fetch(handle)
+        await reader.fetch(handle, owner.address)
     assert lost.value.reason is Reason.TENSOR_LOST
+
+
+@pytest.mark.parametrize("change", [{"epoch": 9}, {"epoch": 9, "arena_socket": "omni-nobody"}, {"target": ""}])
+async def test_a_false_address_on_one_stream_spoils_no_handle_of_another(
+    owner: Owner, reader: Reader, change: dict[str, int | str]
+) -> None:
+    handle = owner.arena.publish(torch.ones(8))
+    await reader.fetch(handle, owner.address)
+    false, wrong = tensor_pb2.ReplicaAddress(), tensor_pb2.TensorHandle()
+    false.CopyFrom(owner.address)
+    wrong.CopyFrom(handle)
+    for name, value in change.items():
+        setattr(false, name, value)
+    wrong.epoch, wrong.lease = false.epoch, 5
+    with contextlib.suppress(OmniError):
+        await reader.fetch(wrong, false)
+    assert torch.equal((await reader.fetch(handle, owner.address)).tensor, torch.ones(8))
+
+
+async def test_what_an_owner_says_of_its_size_is_not_believed(owner: Owner, reader: Reader) -> None:
+    handle = owner.arena.publish(torch.ones(8))
+    owner.address.arena_socket = ""
+    for size in (2**40, 2**62):
+        handle.size = handle.shape[0] = size
+        handle.dtype = tensor_pb2.ELEMENT_TYPE_UINT8
+        with pytest.raises(OmniError) as lost:
+            await reader.fetch(handle, owner.address)
+        assert lost.value.reason is Reason.TENSOR_LOST
 
 
 async def test_an_owner_that_nobody_introduced_is_named(reader: Reader) -> None:
@@ -122,8 +147,7 @@ async def test_an_owner_that_nobody_introduced_is_named(reader: Reader) -> None:
 
 async def test_a_broken_handle_is_an_error_and_no_crash(owner: Owner, reader: Reader) -> None:
     handle = owner.arena.publish(torch.ones(8))
-    reader.learn(owner.address)
-    await reader.fetch(handle)
+    await reader.fetch(handle, owner.address)
     for name, value in (("size", 1 << 40), ("offset", 1 << 40), ("offset", 3)):
         broken = tensor_pb2.TensorHandle()
         broken.CopyFrom(handle)
@@ -142,8 +166,7 @@ address, handle = (kind.FromString(bytes.fromhex(text)) for kind, text in
     zip((tensor_pb2.ReplicaAddress, tensor_pb2.TensorHandle), sys.argv[1:]))
 async def main():
     reader = Reader(Arena("m/r/0", 1, 1 << 20, 60.0), CollectorRegistry())
-    reader.learn(address)
-    print(float((await reader.fetch(handle)).tensor.sum()), flush=True)
+    print(float((await reader.fetch(handle, address)).tensor.sum()), flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
 asyncio.run(main())
 """
