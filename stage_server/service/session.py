@@ -35,6 +35,9 @@ ARENA_SHARE = 16
 """The part of the arena that tensors of a message, or in an outbox, may fill; those of a single step may be larger."""
 INLINE_BYTES = 1 << 20
 """Larger tensors are copied into the arena on another thread."""
+LATE_SECONDS = 1.0
+"""A deadline that is noticed later than this was slept through by the whole process, which may have been stopped: a
+cancel that came meanwhile is to be read first."""
 _EVENT_BYTES = 64
 """Upper bound of what the wire adds to a payload."""
 
@@ -236,14 +239,18 @@ class Session:
             return self._say(stage_pb2.RunEvent(run=number, failed=failed))
         self._say(stage_pb2.RunEvent(run=number, accepted=stage_pb2.RunAccepted()))
         if start.HasField("timeout"):
-            run.timer = self._loop.call_later(start.timeout.ToNanoseconds() / 1e9, self._expire, run)
+            seconds = start.timeout.ToNanoseconds() / 1e9
+            run.timer = self._loop.call_later(seconds, self._expire, run, run.begun + seconds)
         return None
 
     def _located(self, error: OmniError, run: SessionRun) -> status_pb2.Status:
         return located(error, run, stage=self._host.spec.stage, replica=self._host.address.replica).to_status()
 
-    def _expire(self, run: SessionRun) -> None:
-        self.fail(run, OmniError(Reason.DEADLINE, "the time of the request has passed"))
+    def _expire(self, run: SessionRun, due: float) -> None:
+        if time.monotonic() - due > LATE_SECONDS:
+            run.timer = self._loop.call_later(LATE_SECONDS, self._expire, run, math.inf)
+        else:
+            self.fail(run, OmniError(Reason.DEADLINE, "the time of the request has passed"))
 
     def fail(self, run: SessionRun, error: OmniError) -> None:
         """Fails a run; it ends when the engine has let go of it."""

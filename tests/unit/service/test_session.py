@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ from scripted import ARENA, let_go, rows, stand, stopped, text
 from omni.rpc.errors import FieldViolation, OmniError, Reason, invalid
 from omni.v1 import content_pb2, stage_pb2, tensor_pb2
 from stage_server.engines.base import Failed, Output
+from stage_server.service import session
 from stage_server.service.session import HOLD_BYTES, INLINE_BYTES
 
 CANCEL = content_pb2.FINISH_REASON_CANCELLED
@@ -288,6 +291,29 @@ async def test_a_run_whose_time_is_up_fails_with_the_deadline() -> None:
         await at.engine.cancelled(run)
         await at.step(let_go(run))
         assert reason((await at.events())[-1]) is Reason.DEADLINE
+
+
+async def test_a_cancel_that_came_while_the_process_stood_still_comes_before_the_deadline(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with stand() as at:
+        start = stage_pb2.StartRun(request_id="req-1")
+        start.timeout.FromMilliseconds(1)
+        at.receive(stage_pb2.RunCommand(run=1, start=start))
+        rang = asyncio.Event()
+        begun = time.monotonic()
+
+        def much_later() -> float:
+            rang.set()
+            return begun + 100.0
+
+        with monkeypatch.context() as patched:
+            patched.setattr(session, "time", SimpleNamespace(monotonic=much_later))
+            await asyncio.wait_for(rang.wait(), 10)
+        at.receive(cancel())
+        await at.step(let_go(at.engine.runs[0].id))
+        assert (await at.events())[-1].finished.reason == CANCEL
+        assert at.host.load().failed_runs == 0
 
 
 async def test_commands_for_runs_that_are_not_there_are_no_fault() -> None:
