@@ -24,7 +24,7 @@ class Orchestrator:
     """
 
     def __init__(self, router: Router, observer: Observer, earlier: Callable[[], None] = lambda: None) -> None:
-        """`earlier` is called when `next_deadline` became an earlier one."""
+        """`earlier` is called when `timers.first()` became an earlier one."""
         self.now = 0.0
         self.router = router
         self.observer = observer
@@ -158,7 +158,7 @@ class Orchestrator:
 
     def expire(self) -> None:
         """Does what is due at `now`."""
-        for target in self.timers.due(self.now):
+        while (target := self.timers.due(self.now)) is not None:
             if isinstance(target, Run):
                 target.request.run_expired(target)
             elif isinstance(target, Request):

@@ -22,7 +22,19 @@ from omnid.orchestrator.ports import (
     StageEnd,
     Times,
 )
-from omnid.orchestrator.run import CANCELLING, ENDED, IDLE, QUEUED, STARTED, WINDOW, Chunk, Input, Run, make_runs
+from omnid.orchestrator.run import (
+    CANCELLING,
+    ENDED,
+    IDLE,
+    LOSSES,
+    QUEUED,
+    STARTED,
+    WINDOW,
+    Chunk,
+    Input,
+    Run,
+    make_runs,
+)
 from omnid.orchestrator.timers import Timed
 
 if TYPE_CHECKING:
@@ -75,7 +87,7 @@ class Request(Timed):
         self.id = request_id
         self.message = message
         self.client = client
-        self.timeout = plan.total if timeout is None else timeout
+        self.timeout = plan.total if timeout is None else min(timeout, plan.total)
         self.traceparent = traceparent
         self.index = 0
         """Number of the client's next event."""
@@ -164,7 +176,7 @@ class Request(Timed):
             for tensor in tensors:
                 core.router.release(tensor.owner, tensor.lease)
             return
-        if first != run.next:
+        if first != run.next or not count:
             for tensor in tensors:  # They go back with the request: a doubled one may be in a reader's hands.
                 core.leases.add(self.id, tensor, 1)
             self._broken(run, first)
@@ -248,10 +260,13 @@ class Request(Timed):
         if run.state == CANCELLING:
             self._end_run(run)
             self._end_when_done()
-        elif run.sent is not None and run.next == 0:
+        elif run.sent is not None and run.next == 0 and run.losses < LOSSES:
+            run.losses += 1
+            run.replica = ""
             self._place_again(run)
         else:
-            message = f"replica {run.replica} of stage {run.stage.name} was lost after its run had begun"
+            when = "after its run had begun" if run.losses < LOSSES else "like another that its run was begun on"
+            message = f"replica {run.replica} of stage {run.stage.name} was lost {when}"
             run.state = ENDED
             self.open -= 1
             self.fail(Failure("REPLICA_LOST", message, run.stage.name, run.replica), f"stage {run.stage.name} was lost")
@@ -351,7 +366,7 @@ class Request(Timed):
             self.times.first_output = now
 
     def _broken(self, run: Run, first: int) -> None:
-        kind = "a gap" if first > run.next else "an overlap"
+        kind = "a gap" if first > run.next else "an overlap" if first < run.next else "a message of no outputs"
         message = f"{run.readers}: {kind}, output {first} of {run.name} came where {run.next} was due"
         failure = Failure("SEQUENCE_BROKEN", message, run.stage.name, run.replica)
         self.fail(failure, f"output of stage {run.stage.name} was lost or doubled")

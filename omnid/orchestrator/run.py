@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 WINDOW = 2
 """Messages on their way without a credit: outputs of a run, inputs of a run, outputs of a run to the client."""
 
+LOSSES = 1
+"""How often a run is begun anew when its replica is lost: what kills a second one is the run itself."""
+
 # States of a run, in the order in which it goes through them. A run that is never started goes from one of the first
 # two to the last.
 IDLE = 0
@@ -70,6 +73,7 @@ class Run(Timed):
         "inputs",
         "last_output",
         "link",
+        "losses",
         "next",
         "number",
         "open_sources",
@@ -119,6 +123,8 @@ class Run(Timed):
         self.sent: list[Input] | None = []
         """What was sent, as long as nothing of it was taken and no output came: then the run can start anew elsewhere.
         None: it cannot."""
+        self.losses = 0
+        """Replicas that were lost with it before it made anything."""
         self.refused: float | None = None
         """When a replica first turned it away."""
         self.handed: deque[Input] = deque()

@@ -65,19 +65,18 @@ class Timers:
             heapq.heappop(self._heap)
         return self._heap[0][0] if self._heap else None
 
-    def due(self, now: float) -> list[Timed]:
-        """The targets whose deadlines have passed; they have none afterwards."""
-        passed: list[Timed] = []
+    def due(self, now: float) -> Timed | None:
+        """A target whose deadline has passed, which it then has no more; None: there is none. Asked one by one, because
+        what is done about one of them may move the deadlines of others."""
         while self._heap and self._heap[0][0] <= now:
             target = self._targets.pop(heapq.heappop(self._heap)[1], None)
             if target is None:
                 continue
             target.entry = None
-            if target.deadline > now:
-                self._push(target)
-            else:
-                passed.append(target)
-        return passed
+            if target.deadline <= now:
+                return target
+            self._push(target)
+        return None
 
     def _push(self, target: Timed) -> None:
         entry = target.entry = (target.deadline, next(self._numbers))

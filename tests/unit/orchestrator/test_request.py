@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from recording import World, chain
+from recording import WAITS, FakeLink, World, chain
 
 from omnid.orchestrator.ports import CANCELLED, Failure
+from omnid.orchestrator.timers import Timed, Timers
 
 
 def test_outputs_reach_the_client_in_order_and_are_credited() -> None:
@@ -419,3 +420,52 @@ def test_whatever_the_order_of_events_a_request_ends_once_and_leaves_nothing(ste
     assert client.events[-1][0] in ("finished", "failed")
     assert sum(event[0] in ("finished", "failed") for event in client.events) == 1
     assert world.idle()
+
+
+def test_a_run_that_takes_its_replica_with_it_is_begun_anew_once() -> None:
+    world = World(chain("a"))
+    world.links["a"] += [FakeLink("m/a/1"), FakeLink("m/a/2")]
+    _, client = world.ask()
+    for _ in range(2):
+        [link] = [link for link in world.links["a"] if link.runs]
+        world.lose(link)
+    assert client.failure.reason == "REPLICA_LOST"
+    assert [link.kinds() for link in world.links["a"]].count([]) == 1
+    assert world.idle()
+
+
+def test_an_output_of_nothing_breaks_the_sequence() -> None:
+    world = World(chain("a"))
+    request, client = world.ask()
+    world.output(world.run(request, "a"), 0, count=0)
+    world.let_go(request)
+    assert client.failure.reason == "SEQUENCE_BROKEN"
+
+
+def test_a_client_cannot_ask_for_more_time_than_the_deployment_gives() -> None:
+    world = World(chain("a"))
+    request, _ = world.ask(timeout=1e9)
+    assert request.remaining == 100
+
+
+def test_a_cancel_that_is_due_with_the_deadline_still_has_its_own_time() -> None:
+    world = World(chain("a"))
+    request, client = world.ask(timeout=WAITS.first_output)
+    world.advance(WAITS.first_output)
+    assert world.link("a").kinds() == ["start", "cancel"]
+    assert not client.events[1:]
+    world.let_go(request)
+    assert client.failure.reason in ("DEADLINE", "STAGE_TIMEOUT")
+    assert [report.acknowledged for report in request.reports()] == [True]
+    assert world.idle()
+
+
+def test_one_target_that_raises_leaves_the_deadlines_of_the_others() -> None:
+    timers = Timers()
+    first, second = Timed(), Timed()
+    timers.set(first, 1.0)
+    timers.set(second, 1.0)
+    assert timers.due(2.0) is first
+    assert timers.first() == 1.0
+    assert timers.due(2.0) is second
+    assert timers.due(2.0) is None
