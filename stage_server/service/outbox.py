@@ -109,7 +109,8 @@ class Outbox:
         tensors = 0
         wire = _FIELD_BYTES
         if output.text:
-            wire += _FIELD_BYTES + len(output.text.encode("utf-8", "surrogatepass"))
+            text = output.text
+            wire += _FIELD_BYTES + len(text if text.isascii() else text.encode("utf-8", "surrogatepass"))
         if output.token_ids:
             wire += _FIELD_BYTES + _TOKEN_BYTES * len(output.token_ids)
         for each in output.logprobs:
@@ -128,9 +129,12 @@ class Outbox:
         Args:
             tensor_bytes: bound of the tensors' bytes.
         """
+        entries = self._entries
+        if len(entries) == 1 and not entries[0].output.tensors:  # What nearly every message is whose reader keeps up.
+            return Taken([entries[0]], {}, entries[0].wire)
         taken = Taken([], {}, 0)
         wire = tensors = 0
-        for entry in self._entries:
+        for entry in entries:
             wire += entry.wire
             tensors += entry.tensors
             if taken.entries and (wire > MESSAGE_BYTES or tensors > tensor_bytes):
@@ -153,7 +157,7 @@ class Outbox:
             self._entries.popleft()
             self.size -= _ENTRY_BYTES + entry.wire
             self.tensor_bytes -= entry.tensors
-        self.first += count
+        self.first = first + count
         return first, count
 
 

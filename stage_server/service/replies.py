@@ -42,7 +42,8 @@ class Replies:
         framed = wire + _FRAME_BYTES
         self._events.append((event, framed))
         self._bytes += framed
-        self.wake()
+        if not self._filled.is_set():
+            self.wake()
 
     def credit(self, run: int) -> None:
         """An input of a run has been taken."""

@@ -36,8 +36,7 @@ ARENA_SHARE = 16
 INLINE_BYTES = 1 << 20
 """Larger tensors are copied into the arena on another thread."""
 LATE_SECONDS = 1.0
-"""A deadline that is noticed later than this was slept through by the whole process, which may have been stopped: a
-cancel that came meanwhile is to be read first."""
+"""A deadline that is noticed later than this was slept through by the process: a cancel may wait to be read."""
 _EVENT_BYTES = 64
 """Upper bound of what the wire adds to a payload."""
 
@@ -58,7 +57,6 @@ class Session:
         self._ready: deque[SessionRun] = deque()
         """Runs that may have something to send, those that wait longest first."""
         self._starved: list[SessionRun] = []
-        """Runs that wait for room in the arena."""
         self.replies = Replies()
         """What is left to send, beside what the ready runs have."""
         self._tensor_bytes = min(HOLD_BYTES, host.arena.capacity // ARENA_SHARE)
@@ -325,13 +323,14 @@ class Session:
             if run.held and outbox.size < HOLD_BYTES // 2 and outbox.tensor_bytes < self._tensor_bytes // 2:
                 run.held = False
                 self._host.engine.hold(run.id, False)
-            tensors = taken.joined()
-            if any(tensor.nbytes > INLINE_BYTES for tensor in tensors):
-                run.publishing = True
-                self._tasks.create_task(self._send_large(run, tensors, event, taken.wire))
-                return
-            for tensor, named in zip(tensors, output.payload.tensors, strict=True):
-                self._host.arena.copy(tensor, named.handle)
+            if taken.tensors:
+                tensors = taken.joined()
+                if any(tensor.nbytes > INLINE_BYTES for tensor in tensors):
+                    run.publishing = True
+                    self._tasks.create_task(self._send_large(run, tensors, event, taken.wire))
+                    return
+                for tensor, named in zip(tensors, output.payload.tensors, strict=True):
+                    self._host.arena.copy(tensor, named.handle)
             self._emit(run, event, taken.wire + _EVENT_BYTES)
         if outbox.count and run.credit > 0:
             self._queue(run)
@@ -393,7 +392,7 @@ class Session:
     def _emit(self, run: SessionRun, event: stage_pb2.RunEvent, wire: int) -> None:
         """Says an event of the engine's run, as the network lets it pass."""
         faulty = self._host.wire
-        for each in (event,) if faulty is None else faulty.pass_on(run.id, event):
+        for each in faulty.pass_on(run.id, event) if faulty else (event,):
             self.replies.say(each, wire)
 
     def _say(self, event: stage_pb2.RunEvent) -> None:
