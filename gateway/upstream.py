@@ -21,17 +21,15 @@ from prometheus_client import Counter
 
 from omni.rpc import logs
 from omni.rpc.errors import OmniError, Reason
-from omni.rpc.options import MAX_MESSAGE_BYTES
+from omni.rpc.options import MAX_REQUEST_BYTES
 from omni.v1 import generate_pb2
 from omni.v1.generate_pb2_grpc import OmniServiceStub
 
 _FIRST_BACKOFF_S = 0.1
 _MAX_BACKOFF_S = 5.0
 _CONNECT_BOUND_S = 10.0
-_HEADROOM_BYTES = 64 * 1024
 # Small messages may be joined up to this size; a larger one goes alone.
 _BATCH_BYTES = 1024 * 1024
-MAX_REQUEST_BYTES = MAX_MESSAGE_BYTES - _HEADROOM_BYTES
 
 Stream: TypeAlias = (
     "grpc.aio.StreamStreamCall[generate_pb2.OmniServiceAttachRequest, generate_pb2.OmniServiceAttachResponse]"

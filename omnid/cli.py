@@ -24,7 +24,24 @@ Set = Annotated[
     list[str] | None,
     typer.Option("--set", "-s", metavar="PATH=VALUE", help="overrides one value, models.NAME.stages.STAGE.KEY=VALUE"),
 ]
-Target = Annotated[str, typer.Option("--target", "-t", metavar="HOST:PORT", help="the coordinator")]
+
+
+def _address(text: str | None) -> str | None:
+    from omni.rpc.address import check_address
+
+    try:
+        return text and check_address(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+Target = Annotated[str, typer.Option("--target", "-t", metavar="HOST:PORT", help="the coordinator", callback=_address)]
+GrpcListen = Annotated[
+    str | None, typer.Option("--grpc", metavar="HOST:PORT", help="instead of listen.grpc", callback=_address)
+]
+HttpListen = Annotated[
+    str | None, typer.Option("--http", metavar="HOST:PORT", help="instead of listen.http", callback=_address)
+]
 TlsFrom = Annotated[str | None, typer.Option("--tls-from", metavar="DEPLOY", help="deployment whose TLS files to use")]
 LogFormat = Annotated[str, typer.Option(help="console or json")]
 LogLevel = Annotated[str, typer.Option(help="least level that is shown")]
@@ -60,6 +77,8 @@ def _configure_logs(log_format: str, level: str) -> None:
 
     if log_format not in ("console", "json"):
         raise typer.BadParameter(f"must be console or json, is {log_format!r}", param_hint="--log-format")
+    if level.upper() not in logs.LEVELS:
+        raise typer.BadParameter(f"must be one of {', '.join(logs.LEVELS)}, is {level!r}", param_hint="--log-level")
     logs.configure("json" if log_format == "json" else "console", level)
     tracing.configure("omnid")
 
@@ -76,21 +95,27 @@ async def _until_stopped() -> None:
 def up(
     deploy: Deploy,
     overrides: Set = None,
-    grpc: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="instead of listen.grpc")] = None,
-    http: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="instead of listen.http")] = None,
-    ready_timeout: Annotated[float, typer.Option(help="seconds until every replica must serve")] = 600.0,
+    grpc: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="instead of listen.grpc", callback=_address)
+    ] = None,
+    http: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="instead of listen.http", callback=_address)
+    ] = None,
+    ready_timeout: Annotated[
+        float, typer.Option(min=0.1, help="seconds until a replica of every stage must serve")
+    ] = 600.0,
     ready_fd: Annotated[int | None, typer.Option(help="writes the bound addresses there as JSON when ready")] = None,
     log_format: LogFormat = "console",
     log_level: LogLevel = "INFO",
 ) -> None:
     """Starts a whole cluster on this host, gateway included, and keeps it alive."""
-    from omnid.config import load_deploy, resolve
+    from omnid.config import load_deploy, override, resolve
     from omnid.launcher.local import local_cluster
 
     _configure_logs(log_format, log_level)
     with _plain_errors():
-        config = load_deploy(deploy)
-        pipelines = resolve(config, overrides or ())
+        config = override(load_deploy(deploy), overrides or ())
+        pipelines = resolve(config)
 
         async def serve() -> None:
             stopped = asyncio.ensure_future(_until_stopped())
@@ -120,19 +145,21 @@ def up(
 def serve(
     deploy: Deploy,
     overrides: Set = None,
-    grpc: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="instead of listen.grpc")] = None,
+    grpc: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="instead of listen.grpc", callback=_address)
+    ] = None,
     ready_fd: Annotated[int | None, typer.Option(help="writes the bound addresses there as JSON")] = None,
     log_format: LogFormat = "console",
     log_level: LogLevel = "INFO",
 ) -> None:
     """Starts a coordinator alone; stage servers and gateways join it from wherever they run."""
-    from omnid.config import load_deploy, resolve
+    from omnid.config import load_deploy, override, resolve
     from omnid.daemon import Daemon
 
     _configure_logs(log_format, log_level)
     with _plain_errors():
-        config = load_deploy(deploy)
-        pipelines = resolve(config, overrides or ())
+        config = override(load_deploy(deploy), overrides or ())
+        pipelines = resolve(config)
 
         async def run() -> None:
             tls = config.tls_files()
@@ -264,20 +291,20 @@ def resolve_command(deploy: Deploy, overrides: Set = None) -> None:
     """Prints a deployment as the processes will see it, JSON."""
     from google.protobuf import json_format
 
-    from omnid.config import load_deploy, resolve
+    from omnid.config import load_deploy, override, resolve
 
     with _plain_errors():
-        for pipeline in resolve(load_deploy(deploy), overrides or ()):
+        for pipeline in resolve(override(load_deploy(deploy), overrides or ())):
             typer.echo(json_format.MessageToJson(pipeline, preserving_proto_field_name=True))
 
 
 @config_app.command("validate")
 def validate_command(deploy: Deploy, overrides: Set = None) -> None:
     """Checks a deployment; exit status 2 with what is wrong, and where."""
-    from omnid.config import load_deploy, resolve
+    from omnid.config import load_deploy, override, resolve
 
     with _plain_errors():
-        resolved = resolve(load_deploy(deploy), overrides or ())
+        resolved = resolve(override(load_deploy(deploy), overrides or ()))
         typer.echo(f"{deploy}: {len(resolved)} model(s), {sum(len(each.stages) for each in resolved)} stages, good")
 
 

@@ -46,6 +46,13 @@ _FIRST_BACKOFF, _LONGEST_BACKOFF = 0.2, 5.0
 _log = logs.get(__name__)
 
 
+_FINAL = frozenset(
+    {Reason.REPLACED, Reason.BAD_REQUEST, Reason.UNKNOWN_MODEL, Reason.NOT_FOUND, Reason.UNIMPLEMENTED}
+    | {Reason.UNAUTHENTICATED, Reason.PERMISSION_DENIED}
+)
+"""Ends of a Join stream that another one would have too; after all others it is joined anew."""
+
+
 class StageServer:
     """One replica, from its start to its end.
 
@@ -117,7 +124,7 @@ class StageServer:
                     await self._join(channel, tasks)
                 except grpc.aio.AioRpcError as error:
                     meant = OmniError.from_rpc_error(error)
-                    if error.code() is not grpc.StatusCode.UNAVAILABLE:
+                    if meant.reason in _FINAL:
                         raise meant from error
                     _log.warning("coordinator is away", error=meant.message, retry_seconds=backoff)
                 if self._leaving:
@@ -235,7 +242,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--tls-cert", type=Path, metavar="FILE")
     parser.add_argument("--tls-key", type=Path, metavar="FILE")
     parser.add_argument("--log-format", choices=("console", "json"), default="console")
-    parser.add_argument("--log-level", default="INFO")
+    parser.add_argument("--log-level", default="INFO", type=str.upper, choices=logs.LEVELS)
     options = parser.parse_args(arguments)
     if len({bool(options.tls_ca), bool(options.tls_cert), bool(options.tls_key)}) > 1:
         parser.error("--tls-ca, --tls-cert and --tls-key go together")

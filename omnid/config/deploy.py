@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, PrivateAttr
+from pydantic import AfterValidator, Field, PrivateAttr
 
+from omni.rpc.address import check_address
 from omni.rpc.tls import TlsFiles
 from omnid.config.contract import DiffusionSection, FormatName, SamplingSection
 from omnid.config.document import Document
@@ -14,7 +15,7 @@ from omnid.config.section import Arguments, ByteCount, Count, ModelName, Name, S
 
 DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
 Device = Annotated[str, Field(pattern=r"^(cpu|cuda:\d+(,\d+)*)$")]
-Address = Annotated[str, Field(pattern=r"^(\[[0-9A-Fa-f:]+\]|[^:\s\[\]]+):\d{1,5}$")]
+Address = Annotated[str, AfterValidator(check_address)]
 """host:port; port 0 takes a free one."""
 
 

@@ -22,11 +22,10 @@ from omnid.config.deploy import (
 from omnid.config.document import Document
 from omnid.config.errors import ConfigError, Path, Problem, nearest
 from omnid.config.files import load_pipeline
-from omnid.config.overrides import Overrides, override
 from omnid.config.pipeline import PipelineConfig
 
 
-def resolve(deploy: DeployConfig, overrides: Overrides = ()) -> list[config_pb2.ResolvedPipeline]:
+def resolve(deploy: DeployConfig) -> list[config_pb2.ResolvedPipeline]:
     """Every model of a deployment, with all defaults filled in.
 
     What is said of a stage goes before what is said of its model, wherever each was said.
@@ -34,7 +33,6 @@ def resolve(deploy: DeployConfig, overrides: Overrides = ()) -> list[config_pb2.
     Raises:
         ConfigError: with every mistake of the deployment.
     """
-    deploy = override(deploy, overrides)
     problems: list[Problem] = []
     resolved: list[config_pb2.ResolvedPipeline] = []
     names: set[str] = set()

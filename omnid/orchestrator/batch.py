@@ -61,7 +61,7 @@ def split(message: M, field: str) -> Iterator[M]:
     part.CopyFrom(message)
     part.ClearField(field)
     room = SPLIT_BYTES - part.ByteSize()
-    held = False
+    held = part.ByteSize() > 0
     for entry in entries:
         size = entry.ByteSize() + _FRAME_BYTES
         if held and size > room:

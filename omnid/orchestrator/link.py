@@ -83,7 +83,8 @@ class ReplicaLink:
         start.output = run.to_client
         for source in run.sources:
             start.sources.add(stage=source.stage.name, role=source.role.role)
-        start.timeout.CopyFrom(_duration(timeout))
+        # Its own clock is for when we are gone: ours tells it in time.
+        start.timeout.CopyFrom(_duration(timeout + run.stage.waits.cancel))
         start.traceparent = request.traceparent
         start.window = WINDOW
         self._batch.wake()
@@ -158,19 +159,21 @@ class ReplicaLink:
             await asyncio.gather(writer, return_exceptions=True)
 
     async def _write(self, call: Any) -> None:
-        while True:
-            message = await self._batch.take()
-            if self.credits:
-                message.credits.extend(self.credits)
-                self.credits.clear()
-            if self._releases:
-                message.releases.extend(self._releases)
-                self._releases.clear()
-            try:
+        try:
+            while True:
+                message = await self._batch.take()
+                if self.credits:
+                    message.credits.extend(self.credits)
+                    self.credits.clear()
+                if self._releases:
+                    message.releases.extend(self._releases)
+                    self._releases.clear()
                 for part in split(message, "commands"):
                     await call.write(part)
-            except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
-                return  # The stream has ended; the reader says so.
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            pass  # The stream has ended; the reader says so.
+        finally:
+            call.cancel()  # Whatever ends the writer ends the stream: a run that is placed here would never start.
 
     def receive(self, response: stage_pb2.StageServiceAttachResponse) -> None:
         """Does what one message of the replica says. The hot path: one message an engine step, an event a run."""
@@ -233,7 +236,7 @@ def _visible(payload: content_pb2.Payload) -> bool:
 
 def _failure(run: Run, error: OmniError) -> Failure:
     """What a stage says of its run, with the place filled in."""
-    if error.reason in (Reason.INTERNAL, Reason.CANCELLED, Reason.DEADLINE):
+    if error.reason in (Reason.INTERNAL, Reason.CANCELLED):
         error = OmniError(Reason.STAGE_FAILED, f"stage {run.name} failed: {error.message}")
     error.located(request_id=run.request.id, stage=run.stage.name, replica=run.replica)
     return Failure(error.reason, error.message, run.stage.name, run.replica, cause=error)

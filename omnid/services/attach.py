@@ -11,6 +11,7 @@ from omni.rpc.validation import validate
 from omni.v1 import generate_pb2
 from omnid.orchestrator.batch import WriteBatch, split
 from omnid.orchestrator.clients import StreamClient
+from omnid.orchestrator.ports import Failure
 from omnid.orchestrator.request import Request
 from omnid.services.desk import Desk
 
@@ -60,19 +61,31 @@ class AttachSession:
             if request is not None:
                 request.credit()
         for command in message.commands:
-            kind = command.WhichOneof("command")
-            if kind == "start":
+            try:
+                validate(command)
+            except OmniError as error:
+                self._refuse(command.request, error)
+                continue
+            if command.HasField("start"):
                 self._start(command.request, command.start)
-            elif kind == "cancel" and (request := requests.get(command.request)) is not None:
+            elif (request := requests.get(command.request)) is not None:
                 request.cancel(command.cancel.reason or "client cancelled")
+
+    def _refuse(self, number: int, error: OmniError) -> None:
+        """Fails the request of a command that is wrong; the others of the stream go on."""
+        request = self._requests.get(number)
+        if request is None:
+            StreamClient(self._batch, number).refused(error)
+        else:
+            request.fail(Failure(error.reason, error.message, cause=error), "a command for it was wrong")
 
     def _start(self, number: int, start: generate_pb2.GenerateRequest) -> None:
         if number in self._requests:
             text = f"{number} is at work on this stream; a number is never used twice"
-            raise invalid(FieldViolation("commands.request", text))
+            self._refuse(number, invalid(FieldViolation("commands.request", text)))
+            return
         client = StreamClient(self._batch, number)
         try:
-            validate(start)
             traceparent = start.traceparent if call_context.valid_traceparent(start.traceparent) else ""
             request = self._desk.submit(
                 start,

@@ -22,6 +22,8 @@ HELLO_BOUND_S = 10.0
 SILENCE_BOUND_S = 30.0
 """Without a report for this long the replica counts as gone; long enough for a process that is busy loading a model."""
 
+SECOND_LOOK_S = 2.0
+
 
 class ClusterService(cluster_pb2_grpc.ClusterServiceServicer):
     """Translates between the service and the cluster: a membership lasts as long as its call."""
@@ -64,14 +66,21 @@ class ClusterService(cluster_pb2_grpc.ClusterServiceServicer):
 
     async def _reports(self, member: Member, messages: AsyncIterator[cluster_pb2.JoinRequest]) -> None:
         while True:
+            reading = asyncio.ensure_future(anext(messages))
             try:
-                async with asyncio.timeout(SILENCE_BOUND_S):
-                    message = await anext(messages)
+                # When it is us who stood still, a second look finds what came meanwhile.
+                for bound in (SILENCE_BOUND_S, SECOND_LOOK_S):
+                    done, _ = await asyncio.wait([reading], timeout=bound)
+                    if done:
+                        break
+                else:
+                    text = f"{member.name} sent no report for {SILENCE_BOUND_S:g} s"
+                    raise OmniError(Reason.DEADLINE, text, replica=member.name)
+                message = reading.result()
             except StopAsyncIteration:
                 return
-            except TimeoutError as error:
-                text = f"{member.name} sent no report for {SILENCE_BOUND_S:g} s"
-                raise OmniError(Reason.DEADLINE, text, replica=member.name) from error
+            finally:
+                reading.cancel()
             if message.HasField("load"):
                 self._cluster.report(member, message.load)
 

@@ -6,7 +6,8 @@ import asyncio
 from collections.abc import Callable
 
 from omni.rpc import context as call_context
-from omni.rpc.errors import OmniError
+from omni.rpc.errors import OmniError, Reason
+from omni.rpc.options import MAX_REQUEST_BYTES
 from omni.v1 import generate_pb2
 from omnid.cluster.membership import Cluster
 from omnid.orchestrator.clients import StreamClient, error_of
@@ -52,6 +53,9 @@ class Desk:
         """
         request_id = call_context.new_request_id()
         try:
+            if (size := message.ByteSize()) > MAX_REQUEST_BYTES:
+                text = f"the request has {size} bytes; at most {MAX_REQUEST_BYTES} are taken"
+                raise OmniError(Reason.MESSAGE_TOO_LARGE, text)
             pipeline = find_model(message.model, self.cluster.pipelines)
             outputs = check(message, pipeline)
         except OmniError as error:

@@ -10,6 +10,7 @@ import pytest
 from coordinator_cluster import BOUND_S, Stage, cluster, handle, pipeline
 
 from omni.rpc.errors import OmniError, Reason
+from omni.rpc.options import MAX_REQUEST_BYTES
 from omni.v1 import content_pb2, generate_pb2, stage_pb2
 
 
@@ -295,3 +296,37 @@ async def test_a_coordinator_that_stops_cancels_its_requests_on_every_stage() ->
         assert stage.kinds() == ["start", "cancel"]
         events = await collect(call)
     assert events[-1].finished.reason == content_pb2.FINISH_REASON_CANCELLED
+
+
+async def test_a_wrong_command_and_a_number_used_twice_fail_their_own_requests_once() -> None:
+    async with cluster(pipeline("a"), Stage("a", silent)) as up:
+        call = up.stub.Attach()
+        good = generate_pb2.RequestCommand(request=3, start=ask())
+        nothing = generate_pb2.RequestCommand(request=1)
+        twice = generate_pb2.RequestCommand(request=2, start=ask())
+        await call.write(generate_pb2.OmniServiceAttachRequest(commands=[nothing, twice, good, twice]))
+        failed: list[tuple[int, Reason]] = []
+        async with asyncio.timeout(BOUND_S):
+            while len(failed) < 2:
+                failed += [
+                    (event.request, OmniError.from_status(event.failed).reason)
+                    for event in (await call.read()).events
+                    if event.HasField("failed")
+                ]
+            await call.write(
+                generate_pb2.OmniServiceAttachRequest(
+                    commands=[generate_pb2.RequestCommand(request=3, cancel=generate_pb2.CancelReason())]
+                )
+            )
+            await call.done_writing()
+        last = (await collect(call))[-1]
+        assert sorted(failed) == [(1, Reason.BAD_REQUEST), (2, Reason.BAD_REQUEST)]
+        assert (last.request, last.finished.reason) == (3, content_pb2.FINISH_REASON_CANCELLED)
+
+
+async def test_a_request_too_large_to_travel_on_is_refused_and_hurts_nobody() -> None:
+    async with cluster(pipeline("a"), Stage("a", echo(1))) as up:
+        large = ask(prompt=content_pb2.Prompt(text="x" * (MAX_REQUEST_BYTES - 10)))
+        assert (await error_of(up.stub.Generate(large))).reason is Reason.MESSAGE_TOO_LARGE
+        largest = ask(prompt=content_pb2.Prompt(text="x" * (MAX_REQUEST_BYTES - 100)))
+        assert (await collect(up.stub.Generate(largest)))[-1].HasField("finished")

@@ -2,6 +2,9 @@
 
 import asyncio
 import contextlib
+import os
+import signal
+import sys
 from pathlib import Path
 
 import grpc
@@ -211,3 +214,36 @@ def test_files_that_do_not_fit_together_are_an_error_that_names_them(files: File
         channel_credentials(wrong)
     with pytest.raises(ValueError, match="both its cert and its key"):
         ClientTls(files.ca_file, files.client.cert)
+
+
+FROZEN = """
+import asyncio
+from prometheus_client import CollectorRegistry
+from omni.rpc.server import make_server
+async def main():
+    server = make_server(registry=CollectorRegistry())
+    print(await server.start("127.0.0.1:0"), flush=True)
+    await asyncio.Event().wait()
+asyncio.run(main())
+"""
+
+
+async def test_a_frozen_server_is_given_up_soon_after_it_should_have_answered(monkeypatch):
+    monkeypatch.setattr(options, "KEEPALIVE_S", 1.0)
+    monkeypatch.setattr(options, "KEEPALIVE_TIMEOUT_S", 1.0)
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", FROZEN, stdout=asyncio.subprocess.PIPE, env={**os.environ, "PYTHONPATH": "protos"}
+    )
+    try:
+        port = int(await asyncio.wait_for(process.stdout.readline(), 30))
+        async with make_channel(f"127.0.0.1:{port}") as channel:
+            await asyncio.wait_for(channel.channel_ready(), 10)
+            process.send_signal(signal.SIGSTOP)
+            call = generate_pb2_grpc.OmniServiceStub(channel).Generate(request())
+            async with asyncio.timeout(20):  # without a bound of its own on the ping's answer: a minute
+                with pytest.raises(grpc.aio.AioRpcError) as caught:
+                    await call.read()
+        assert OmniError.from_rpc_error(caught.value).reason is Reason.UNREACHABLE
+    finally:
+        process.kill()
+        await process.wait()

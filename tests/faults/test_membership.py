@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import signal
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ from omni.rpc.channel import make_channel
 from omni.v1 import generate_pb2_grpc
 from omnid.config import load_deploy, resolve
 from omnid.daemon import Daemon
+from omnid.services import cluster_service
 from tests.faults.cluster import DEPLOY, Cluster, request, script
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -59,3 +62,45 @@ async def test_stage_servers_join_a_coordinator_that_was_restarted(tmp_path: Pat
                 server.terminate()
             assert await server.wait() == 0
         await daemon.stop()
+
+
+async def test_a_coordinator_that_stood_still_finds_the_reports_of_its_replicas(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster_service, "REPORT_INTERVAL_S", 0.1)
+    monkeypatch.setattr(cluster_service, "SILENCE_BOUND_S", 2.0)
+    server = cluster.servers["a"]
+    await cluster.start("a")
+    async with asyncio.timeout(20):
+        await server.wait()
+    await cluster.ready()
+    member = next(each for each in cluster.daemon.cluster.statuses() if each.stage == "a")
+    time.sleep(2.5)  # noqa: ASYNC251 - nothing of the coordinator runs
+    await asyncio.sleep(0.5)
+    assert next(each for each in cluster.daemon.cluster.statuses() if each.stage == "a").joins == member.joins
+    assert cluster.servers["a"].returncode is None
+
+
+async def test_a_replica_that_was_given_up_as_silent_joins_again(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster_service, "REPORT_INTERVAL_S", 0.1)
+    monkeypatch.setattr(cluster_service, "SILENCE_BOUND_S", 2.0)
+    monkeypatch.setattr(cluster_service, "SECOND_LOOK_S", 0.1)
+    server = cluster.servers["b"]
+    await cluster.start("b")
+    async with asyncio.timeout(20):
+        await server.wait()
+    await cluster.ready()
+    server = cluster.servers["b"]
+    server.send_signal(signal.SIGSTOP)
+    async with asyncio.timeout(20):
+        # It tells nobody that it has given a replica up.
+        while any(each.stage == "b" and each.address.target for each in cluster.daemon.cluster.statuses()):  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+    server.send_signal(signal.SIGCONT)
+    await cluster.ready()
+    async with asyncio.timeout(20):
+        call = cluster.omni.Generate(request(a=script(tokens=3)))
+        assert [event async for response in call for event in response.events][-1].HasField("finished")
+    assert server.returncode is None

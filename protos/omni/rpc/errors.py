@@ -5,6 +5,7 @@ An error is an `OmniError` inside a process, a ``google.rpc.Status`` in a messag
 replica, so that a client of any language can tell what failed without reading the message.
 """
 
+import contextlib
 import enum
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from typing import Any, Self, cast
 
 import grpc
 from google.protobuf import duration_pb2
+from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2
 
 DOMAIN = "omnid"
@@ -165,8 +167,8 @@ class OmniError(Exception):
         retry = error_details_pb2.RetryInfo()
         for detail in status.details:
             for known in (info, bad, retry):
-                if detail.Is(known.DESCRIPTOR):
-                    detail.Unpack(known)
+                with contextlib.suppress(DecodeError):  # A peer at fault: its status and message still tell.
+                    detail.Unpack(known)  # does nothing for another type
         ours = info.domain == DOMAIN and info.reason in Reason.__members__
         return OmniError(
             Reason(info.reason) if ours else reason_of_code(status.code),

@@ -108,7 +108,7 @@ def map_errors(method: str, _handler: Handler, call: Behaviour) -> Behaviour:
         except grpc.aio.AbortError:
             raise
         except Exception as error:
-            if context.cancelled() or context.done():
+            if context.cancelled() or context.done() or _hung_up(error):
                 _log.debug("call_ended_by_caller", method=method, error=repr(error))
                 raise asyncio.CancelledError from error
             meant = as_omni_error(error)
@@ -119,6 +119,13 @@ def map_errors(method: str, _handler: Handler, call: Behaviour) -> Behaviour:
             raise AssertionError("abort raises") from error
 
     return mapped
+
+
+def _hung_up(error: BaseException) -> bool:
+    """Whether a write failed because the caller had gone: gRPC may find that out before the context knows."""
+    if isinstance(error, BaseExceptionGroup):
+        return any(map(_hung_up, error.exceptions))
+    return isinstance(error, grpc.aio.InternalError)
 
 
 async def abort(context: Any, error: OmniError) -> None:

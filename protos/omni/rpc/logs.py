@@ -9,12 +9,15 @@ import structlog
 Format = Literal["console", "json"]
 
 
+LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
+
+
 def configure(format: Format = "console", level: str = "INFO", stream: TextIO = sys.stderr, **process: Any) -> None:  # noqa: A002
     """Sends all logs of this process, those of libraries too, to `stream`.
 
     Args:
         format: "console" or "json".
-        level: least level that is shown, a name of `logging` in either case.
+        level: least level that is shown, of LEVELS in either case.
         stream: where lines go; never stdout, which belongs to the command's own output.
         process: what every line is to carry, for instance ``replica="tiny-omni/thinker/0"``.
     """

@@ -7,6 +7,9 @@ MIB = 1024 * 1024
 MAX_MESSAGE_BYTES = 65 * MIB
 """Largest message either way: the largest media part (64 MiB) and room for what is around it."""
 
+MAX_REQUEST_BYTES = MAX_MESSAGE_BYTES - 64 * 1024
+"""Largest request of a client, which travels on inside larger messages."""
+
 KEEPALIVE_S = 20.0
 """A client asks whether the server is there after this much silence, streams or none."""
 
@@ -34,6 +37,7 @@ def _common(max_message_bytes: int) -> Options:
         ("grpc.max_receive_message_length", max_message_bytes),
         ("grpc.max_send_message_length", max_message_bytes),
         ("grpc.keepalive_timeout_ms", round(KEEPALIVE_TIMEOUT_S * 1000)),
+        ("grpc.http2.ping_timeout_ms", round(KEEPALIVE_TIMEOUT_S * 1000)),  # or a minute, whatever keepalive says
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
     ]

@@ -68,9 +68,10 @@ def test_a_stage_goes_before_its_model(tmp_path: Path) -> None:
 
 def test_overrides_go_where_their_path_says(tmp_path: Path) -> None:
     config = deploy(tmp_path, MODEL)
-    (pipeline,) = resolve(
-        config, ["models.m.1.stages.a.max_running=4", "models.m.1.max_running=9", "listen.grpc=0.0.0.0:1"]
-    )
+    given = ["models.m.1.stages.a.max_running=4", "models.m.1.max_running=9", "listen.grpc=0.0.0.0:1"]
+    changed = override(config, given)
+    (pipeline,) = resolve(changed)
+    assert changed.listen.grpc == "0.0.0.0:1"
     assert [spec.max_running for spec in pipeline.stages] == [4, 9, 9]
     assert override(config, {"listen.http": None}).listen.http is None
     assert config.listen.http is not None
@@ -94,7 +95,7 @@ def test_overrides_go_where_their_path_says(tmp_path: Path) -> None:
 )
 def test_a_wrong_override_is_blamed_on_the_command_line(tmp_path: Path, given: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        resolve(deploy(tmp_path, MODEL), [given])
+        resolve(override(deploy(tmp_path, MODEL), [given]))
 
 
 @pytest.mark.parametrize(

@@ -81,7 +81,7 @@ def test_every_sentence_fits_and_is_made_of_known_words() -> None:
         draws = sample(kind, 50, CPU)
         for row in range(50):
             for template in g.TEMPLATES[kind]:
-                ids, valid = tokenize(tokenizer, [g.sentence(draws.wanted(row), template)], CPU)
+                _, valid = tokenize(tokenizer, [g.sentence(draws.wanted(row), template)], CPU)
                 assert int(valid.sum()) <= LENGTH
                 words = g.sentence(draws.wanted(row), template).replace(",", " ,").replace(".", " .").split()
                 assert int(valid.sum()) == len(words) + 2
