@@ -17,6 +17,7 @@ import uvicorn
 import uvloop
 
 from gateway.app import make_app
+from gateway.protocol import BoundedHttp
 from gateway.settings import Settings, read_api_keys
 from omni.rpc import logs, tracing
 from omni.rpc.options import MIB
@@ -87,7 +88,7 @@ class HttpServer(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 self.app,
-                http="httptools",
+                http=BoundedHttp,
                 ws="none",
                 lifespan="on",
                 log_config=None,

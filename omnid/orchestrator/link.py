@@ -171,9 +171,10 @@ class ReplicaLink:
                 for part in split(message, "commands"):
                     await call.write(part)
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
-            pass  # The stream has ended; the reader says so.
-        finally:
-            call.cancel()  # Whatever ends the writer ends the stream: a run that is placed here would never start.
+            return  # The stream has ended; the reader says so, when it has read what came last.
+        except Exception:
+            call.cancel()  # Without a writer no run that is placed here would ever start.
+            raise
 
     def receive(self, response: stage_pb2.StageServiceAttachResponse) -> None:
         """Does what one message of the replica says. The hot path: one message an engine step, an event a run."""

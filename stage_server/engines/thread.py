@@ -43,11 +43,13 @@ class EngineThread:
         while not self._mailbox.empty():  # This thread alone takes from it.
             self._mailbox.get_nowait()()
 
-    def stop(self) -> None:
-        """Ends it after the turn at work."""
+    def stop(self) -> bool:
+        """Ends it after the turn at work; False: it never began."""
         self._mailbox.put(self._end)
-        if self._thread is not None:
-            self._thread.join(STOP_SECONDS)
+        if self._thread is None:
+            return False
+        self._thread.join(STOP_SECONDS)
+        return True
 
     def _end(self) -> None:
         self._stopping = True

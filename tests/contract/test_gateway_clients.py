@@ -6,8 +6,10 @@ import json
 import socket
 
 import httpx
+import pytest
 import trustme
 
+from gateway import protocol
 from omni.rpc.tls import ClientTls, ServerTls
 from omni.v1 import content_pb2
 from tests.contract.gateway_upstream import BOUND_S, Omni, gateway, gateway_at, hello, http, start_omni
@@ -266,3 +268,46 @@ async def test_many_requests_share_one_stream_and_get_their_own_answers():
     assert [answer.json()["choices"][0]["message"]["content"] for answer in answers] == names
     assert [answer.headers["x-request-id"] for answer in answers] == [f"req-{name}" for name in names]
     assert len(omni.sessions) == 1
+
+
+async def test_a_head_that_never_ends_is_refused():
+    async with gateway(Omni()) as url:
+        reader, writer = await asyncio.open_connection(*address(url))
+        writer.write(b"GET /health HTTP/1.1\r\nHost: x\r\n")
+        answer = asyncio.create_task(reader.readline())
+        async with asyncio.timeout(BOUND_S):
+            with contextlib.suppress(ConnectionError):
+                while not answer.done():
+                    writer.write(b"x-long: " + b"y" * 4096 + b"\r\n")
+                    await writer.drain()
+                    await asyncio.sleep(0)  # drain alone does not let the server read
+            with contextlib.suppress(ConnectionError):
+                assert b" 400 " in await answer
+        async with httpx.AsyncClient(base_url=url) as client:
+            assert (await client.get("/health")).status_code == 200
+
+
+async def test_a_long_head_within_the_bound_and_one_more_after_it_are_served():
+    async with gateway(Omni()) as url, httpx.AsyncClient(base_url=url) as client:
+        for _ in range(3):
+            answer = await client.get("/health", headers={"x-long": "y" * 30_000})
+            assert answer.status_code == 200
+
+
+@pytest.mark.parametrize(
+    "begin",
+    [
+        b"",
+        b"GET /health HTTP/1.1\r\nHo",
+        b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{",
+    ],
+    ids=["nothing", "half a head", "half a body"],
+)
+async def test_a_client_that_stops_in_the_middle_of_a_request_is_hung_up_on(begin, monkeypatch):
+    monkeypatch.setattr(protocol, "HEAD_SECONDS", 0.2)
+    monkeypatch.setattr(protocol, "BODY_SECONDS", 0.2)
+    async with gateway(Omni()) as url:
+        reader, writer = await asyncio.open_connection(*address(url))
+        writer.write(begin)
+        assert await asyncio.wait_for(reader.read(), BOUND_S) == b""
+        writer.close()

@@ -81,7 +81,8 @@ class ArEngine(Generic[StateT]):
     def stop(self) -> None:
         """Ends stepping; runs at work are dropped."""
         self._worker.shutdown(wait=False, cancel_futures=True)
-        self._thread.stop()
+        if not self._thread.stop():
+            return  # Nothing was loaded.
         for entry in list(self._entries.values()):
             self._drop(entry)
         self._decoder.unload()

@@ -75,9 +75,10 @@ class DiffusionEngine(Generic[ConditioningT, SampleT]):
 
     def stop(self) -> None:
         """Ends stepping; runs at work are dropped."""
-        self._thread.stop()
+        loaded = self._thread.stop()
         self._encoders.stop()
-        self._model.unload()
+        if loaded:
+            self._model.unload()
 
     # In the engine's thread.
 

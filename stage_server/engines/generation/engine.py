@@ -142,9 +142,10 @@ class GenerationEngine(Generic[StateT]):
 
     def stop(self) -> None:
         """Ends stepping; runs at work are dropped."""
-        self._thread.stop()
+        loaded = self._thread.stop()
         self._pool.stop()
-        self._decoder.unload()
+        if loaded:
+            self._decoder.unload()
 
     # Everything below runs in the engine's thread.
 

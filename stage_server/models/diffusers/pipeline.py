@@ -115,7 +115,7 @@ class PipelineModel:
         )
 
     def unload(self) -> None:
-        self.__dict__.pop("_pipe", None)
+        del self._pipe
 
     def encode(self, request: PictureRequest) -> Conditioning:
         from diffusers.modular_pipelines import PipelineState

@@ -108,6 +108,8 @@ def _by_av(field: str, data: bytes, longest: float) -> tuple[NDArray[np.float32]
             if not container.streams.audio:
                 raise _error(Reason.MEDIA_INVALID, field, "holds no sound")
             stream = container.streams.audio[0]
+            if stream.codec_context is None:
+                raise _error(Reason.MEDIA_INVALID, field, "is written in a way that cannot be decoded")
             if stream.duration and stream.time_base and stream.duration * stream.time_base > longest:
                 raise _too_long(field, longest)
             rate = stream.rate

@@ -44,7 +44,7 @@ def shares(size: int) -> list[int]:
 
 
 def batches(captions: Captions, size: int, side: int, device: torch.device) -> Iterator[Batch]:
-    """Endless. Many batches are drawn at once: a GPU draws them as fast as one, for it is the launches that take time."""
+    """Endless. Many batches are drawn at once: for a GPU they cost as much as one, since it is launches that cost."""
     counts = shares(size)
     while True:
         parts: list[list[Batch]] = [[] for _ in range(_TOGETHER)]
