@@ -123,12 +123,15 @@ class Daemon:
         _log.info("listening", grpc=f"{host}:{port}", metrics=metrics)
         return BoundAddresses(f"{host}:{port}", metrics)
 
+    async def drain(self, grace: float = 2.0) -> None:
+        """Takes no new request, ends those at work, and gives their stages `grace` seconds to let go."""
+        if self._server is not None:
+            await self._server.health.set_serving(OMNI_SERVICE, serving=False)
+        await self._desk.close(grace)
+
     async def stop(self, grace: float = 2.0) -> None:
-        """Cancels every request, gives their stages `grace` seconds to let go, then stops serving."""
-        self._desk.tick()
-        for request in list(self.orchestrator.requests.values()):
-            request.cancel("the coordinator stops")
-        await self._desk.idle(grace)
+        """Drains, then stops serving."""
+        await self.drain(grace)
         if self._server is not None:
             await self._server.stop(_LAST_WORDS_S)
         if self._health is not None:

@@ -36,7 +36,6 @@ class _Kept:
     last_lines: deque[str] = field(default_factory=lambda: deque(maxlen=_LAST_LINES))
     was_ready: bool = False
     """Known of the gateway, which says so itself."""
-    starts: int = 0
 
 
 class Launcher:
@@ -57,11 +56,8 @@ class Launcher:
         self._kept: dict[str, _Kept] = {}
         self._spawner = Spawner(plan.preload, plan.env)
         self._stopping = False
-
-    @property
-    def pids(self) -> dict[str, int]:
-        """Process ids by name, of those that run."""
-        return {name: kept.child.pid for name, kept in self._kept.items() if kept.child is not None}
+        self.settled = False
+        """The cluster serves: from now on a process that ends before it is ready is started again like any other."""
 
     async def run(self, gateway: ProcessPlan | None, gateway_ready: Callable[[str], None]) -> None:
         """Keeps everything alive until it is cancelled, then stops it within `STOP_SECONDS`.
@@ -80,9 +76,13 @@ class Launcher:
                     tasks.create_task(self._keep(plan, None), name=plan.name)
                 if gateway is not None:
                     tasks.create_task(self._keep(gateway, gateway_ready), name=gateway.name)
+                try:
+                    await asyncio.get_running_loop().create_future()
+                finally:  # While the processes end, what they say is still read.
+                    self._stopping = True
+                    await asyncio.shield(self._stop())
         finally:
-            self._stopping = True
-            await asyncio.shield(self._stop())
+            await asyncio.shield(self._spawner.stop(_NURSERY_SECONDS))
 
     async def _keep(self, plan: ProcessPlan, ready: Callable[[str], None] | None) -> None:
         kept = self._kept[plan.name] = _Kept(plan)
@@ -94,8 +94,10 @@ class Launcher:
             except NurseryLostError:
                 status = -int(signal.SIGKILL)
                 self._renew()
+            if self._stopping:
+                return
             words = "\n".join(f"  {line}" for line in kept.last_lines) or "  (it said nothing)"
-            if not (kept.was_ready or self._was_ready(plan.name)):
+            if not (self.settled or kept.was_ready or self._was_ready(plan.name)):
                 raise ProcessFailedError(
                     f"{plan.name} ended ({_how(status)}) before it was ready; its last words:\n{words}"
                 )
@@ -107,7 +109,6 @@ class Launcher:
 
     async def _live(self, kept: _Kept, ready: Callable[[str], None] | None) -> int:
         """One life of a process; its exit status."""
-        kept.starts += 1
         kept.last_lines.clear()
         output, output_end = os.pipe()
         address, address_end = os.pipe() if ready is not None else (-1, -1)
@@ -149,9 +150,14 @@ class Launcher:
             lambda: asyncio.StreamReaderProtocol(reader), pipe
         )
         try:
-            with contextlib.suppress(ValueError):  # A line without an end: nobody wants to read that.
-                while line := await reader.readline():
-                    take(line.decode(errors="replace").rstrip("\n"))
+            while True:
+                try:
+                    line = await reader.readline()
+                except ValueError:  # Longer than anybody wants to read; what came of it is gone.
+                    continue
+                if not line:
+                    return
+                take(line.decode(errors="replace").rstrip("\n"))
         finally:
             transport.close()
 
@@ -169,11 +175,13 @@ class Launcher:
                 await child.signal(signal.SIGTERM)
         if children:
             await asyncio.wait([child.ended for child in children], timeout=STOP_SECONDS)
-        await self._spawner.stop(_NURSERY_SECONDS)
 
 
 def _how(status: int) -> str:
-    return f"killed by {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
+    if status >= 0:
+        return f"exit status {status}"
+    known = {number.value for number in signal.Signals}
+    return f"killed by {signal.Signals(-status).name if -status in known else f'signal {-status}'}"
 
 
 def _close(descriptor: int) -> None:

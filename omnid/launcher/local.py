@@ -37,9 +37,12 @@ class LocalCluster:
             OmniError: NO_REPLICA after `timeout` seconds, with what is missing.
             TimeoutError: when the gateway does not serve by then.
         """
-        async with asyncio.timeout(timeout + 1):
-            await self.daemon.cluster.wait_ready(timeout)
-            await self._serving.wait()
+        await self.daemon.cluster.wait_ready(timeout)
+        try:
+            await asyncio.wait_for(self._serving.wait(), timeout)
+        except TimeoutError:
+            raise TimeoutError(f"the gateway does not serve after {timeout:g} s") from None
+        self.launcher.settled = True
 
     def gateway_serves(self, address: str) -> None:
         """The gateway serves at `address`; "" when there is none."""
@@ -89,6 +92,7 @@ async def local_cluster(
             async with asyncio.TaskGroup() as tasks:
                 running = tasks.create_task(launcher.run(gateway, cluster.gateway_serves))
                 yield cluster
+                await daemon.drain()
                 running.cancel()
         except BaseExceptionGroup as group:
             failed = group

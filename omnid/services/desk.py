@@ -26,6 +26,7 @@ class Desk:
         self.core = core
         self.cluster = cluster
         self._clock = clock
+        self._closed = False
         self._plans: dict[tuple[str, frozenset[int], bool], RequestPlan] = {}
 
     def tick(self) -> None:
@@ -52,6 +53,8 @@ class Desk:
             OmniError: what is wrong with it, or QUEUE_FULL; then `client` got nothing.
         """
         request_id = call_context.new_request_id()
+        if self._closed:
+            raise OmniError(Reason.DRAINING, "the coordinator stops", request_id=request_id)
         try:
             if (size := message.ByteSize()) > MAX_REQUEST_BYTES:
                 text = f"the request has {size} bytes; at most {MAX_REQUEST_BYTES} are taken"
@@ -86,9 +89,14 @@ class Desk:
         self.tick()
         return await reports if self.core.cancel(request_id, reason, done) else None
 
-    async def idle(self, within: float) -> None:
-        """Waits until no request is at work, at most `within` seconds."""
+    async def close(self, within: float) -> None:
+        """Takes no new request, ends those at work and waits until their runs have let go, at most `within` seconds."""
+        self._closed = True
+        self.tick()
         left = list(self.core.requests.values())
+        for request in left:
+            request.fail(Failure(Reason.DRAINING, "the coordinator stops"), "the coordinator stops")
+        left = [request for request in left if not request.ended]
         if not left:
             return
         done = asyncio.get_running_loop().create_future()

@@ -287,15 +287,22 @@ async def test_a_run_that_had_not_begun_moves_to_the_replica_that_comes_back() -
     assert events[-1].finished.reason == content_pb2.FINISH_REASON_STOP
 
 
-async def test_a_coordinator_that_stops_cancels_its_requests_on_every_stage() -> None:
-    stage = Stage("a", silent)
+async def test_a_coordinator_that_stops_ends_its_requests_on_every_stage_and_takes_no_more() -> None:
+    def stubborn(stage: Stage, command: stage_pb2.RunCommand) -> None:
+        """Lets go only when the test says so."""
+
+    stage = Stage("a", stubborn)
     async with cluster(pipeline("a"), stage) as up:
         call = up.stub.Generate(ask())
         await stage.until(lambda: "start" in stage.kinds())
-        await up.daemon.stop()
-        assert stage.kinds() == ["start", "cancel"]
-        events = await collect(call)
-    assert events[-1].finished.reason == content_pb2.FINISH_REASON_CANCELLED
+        stopping = asyncio.create_task(up.daemon.stop())
+        await stage.until(lambda: "cancel" in stage.kinds())
+        assert (await error_of(up.stub.Generate(ask()))).reason is Reason.DRAINING
+        stage.finish(stage.commands[0].run, 0, content_pb2.FINISH_REASON_CANCELLED)
+        error = await error_of(call)
+        await stopping
+    assert (error.reason, error.message) == (Reason.DRAINING, "the coordinator stops")
+    assert stage.kinds() == ["start", "cancel"]
 
 
 async def test_a_wrong_command_and_a_number_used_twice_fail_their_own_requests_once() -> None:
