@@ -59,6 +59,9 @@ class Cluster:
             told = f"model {hello.model} has no stage {hello.stage!r}; {nearest(hello.stage, stages)}"
             raise invalid(FieldViolation("hello.stage", told), reason=Reason.NOT_FOUND)
         name = f"{hello.model}/{hello.stage}/{hello.index}"
+        if hello.address.replica != name:
+            told = f"must be {name!r}, got {hello.address.replica!r}"
+            raise invalid(FieldViolation("hello.address.replica", told))
         self._joins[name] = self._joins.get(name, 0) + 1
         member = Member(hello, self._specs[key], self._joins[name], self._clock())
         if (before := self._by_name.get(member.name)) is not None:
@@ -175,7 +178,7 @@ class Cluster:
         if any(member.healthy(now) for member in members.values()):
             return ""
         if members:
-            return "; ".join(f"{member.name} is {member.condition(now)}" for member in members.values())
+            return "; ".join(f"{member.name}: {member.condition(now)}" for member in members.values())
         went = any(name.startswith(f"{model}/{stage}/") for name in self._joins)
         what = "has left and not come back" if went else "has not joined"
         start = f"stage-server --coordinator TARGET --model {model} --stage {stage} --index 0"

@@ -80,9 +80,7 @@ async def local_cluster(
     plan = plan_stages(pipelines, bound.grpc, tls=arguments)
     gateway = None if http is None else _gateway(bound.grpc, http, arguments)
     launcher = Launcher(plan, daemon.cluster.has_been_ready, echo)
-    cluster = LocalCluster(
-        daemon, launcher, bound.grpc, bound.metrics, waits_for=tuple(each.command for each in plan.elsewhere)
-    )
+    cluster = LocalCluster(daemon, launcher, bound.grpc, bound.metrics, waits_for=plan.elsewhere)
 
     if gateway is None:
         cluster.gateway_serves("")

@@ -11,6 +11,7 @@ from omni.v1 import config_pb2
 STAGE_SERVER = "stage_server.server:main"
 GATEWAY = "gateway.server:main"
 
+_EVERYWHERE = frozenset({"0.0.0.0", "[::]"})
 _HERE = frozenset({"", "localhost", "127.0.0.1", "::1"})
 
 
@@ -30,19 +31,10 @@ class ProcessPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class Elsewhere:
-    """A replica that this launcher does not start, because it belongs on another host."""
-
-    name: str
-    host: str
-    command: str
-    """What to run there."""
-
-
-@dataclass(frozen=True, slots=True)
 class ClusterPlan:
     here: tuple[ProcessPlan, ...]
-    elsewhere: tuple[Elsewhere, ...]
+    elsewhere: tuple[str, ...]
+    """Commands for the replicas that belong on other hosts."""
     preload: tuple[str, ...]
     """Modules that several processes are going to import."""
     env: Mapping[str, str]
@@ -58,24 +50,29 @@ def plan_stages(
     """
     host = host or socket.gethostname()
     here: list[ProcessPlan] = []
-    elsewhere: list[Elsewhere] = []
+    elsewhere: list[str] = []
     for pipeline in pipelines:
         for placement in pipeline.placements:
             for index in range(placement.replicas):
-                arguments = (
-                    *("--coordinator", coordinator),
-                    *("--model", pipeline.model, "--stage", placement.stage, "--index", str(index)),
-                    *tls,
-                )
+                arguments = ("--model", pipeline.model, "--stage", placement.stage, "--index", str(index), *tls)
                 name = f"{pipeline.model}/{placement.stage}/{index}"
                 where = placement.hosts[index] if index < len(placement.hosts) else ""
                 if where in _HERE or where == host:
                     own = dict(placement.env)
                     env = _device_env(placement.devices[index]) | own
                     copied = not own and env == _device_env("cpu")
-                    here.append(ProcessPlan(name, STAGE_SERVER, arguments, env, copied))
+                    own_arguments = ("--coordinator", _reached(coordinator, "127.0.0.1"), *arguments)
+                    here.append(ProcessPlan(name, STAGE_SERVER, own_arguments, env, copied))
                 else:
-                    elsewhere.append(Elsewhere(name, where, " ".join(("stage-server", *arguments))))
+                    joins = (
+                        "--coordinator",
+                        _reached(coordinator, host),
+                        "--listen",
+                        "0.0.0.0:0",
+                        "--advertise",
+                        where,
+                    )
+                    elsewhere.append(" ".join(("stage-server", *joins, *arguments)))
     copies = any(plan.copied for plan in here)
     return ClusterPlan(
         here=tuple(here),
@@ -83,6 +80,12 @@ def plan_stages(
         preload=_preload(pipelines) if copies else (),
         env=_device_env("cpu") if copies else {},
     )
+
+
+def _reached(address: str, host: str) -> str:
+    """An address to connect to: one that listens everywhere is reached by `host`."""
+    listens, _, port = address.rpartition(":")
+    return f"{host}:{port}" if listens in _EVERYWHERE else address
 
 
 def _device_env(device: str) -> dict[str, str]:

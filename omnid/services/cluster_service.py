@@ -81,6 +81,7 @@ class ClusterService(cluster_pb2_grpc.ClusterServiceServicer):
                 return
             finally:
                 reading.cancel()
+            validate(message)
             if message.HasField("load"):
                 self._cluster.report(member, message.load)
 

@@ -36,7 +36,15 @@ def served() -> config_pb2.ResolvedPipeline:
 def hello(model: str = "m", stage: str = "thinker", index: int = 0) -> cluster_pb2.ReplicaHello:
     said = cluster_pb2.ReplicaHello(model=model, stage=stage, index=index)
     said.address.target = "127.0.0.1:1"
+    said.address.replica = f"{model}/{stage}/{index}"
     return said
+
+
+def test_a_replica_joins_under_its_own_name_only() -> None:
+    said = hello()
+    said.address.replica = "m/thinker/1"
+    with pytest.raises(OmniError, match="must be 'm/thinker/0', got 'm/thinker/1'"):
+        Cluster([served()], lambda: 0.0).enter(said)
 
 
 def working(steps: int) -> stage_pb2.ReplicaLoad:
