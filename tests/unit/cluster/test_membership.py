@@ -99,5 +99,5 @@ async def test_waiting_for_readiness_says_what_each_replica_said_last() -> None:
     member = cluster.enter(hello())
     load = stage_pb2.ReplicaLoad(state=stage_pb2.REPLICA_STATE_LOADING, detail="reading weights")
     cluster.report(member, load)
-    with pytest.raises(OmniError, match="m/thinker/0 is loading: reading weights"):
+    with pytest.raises(OmniError, match="m/thinker/0: loading: reading weights"):
         await cluster.wait_ready(0.01)
