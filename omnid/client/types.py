@@ -14,13 +14,17 @@ from omni.v1 import content_pb2, generate_pb2
 MODALITIES = {name.removeprefix("MODALITY_").lower(): number for name, number in content_pb2.Modality.items() if number}
 
 
+LONGEST = 1e9
+"""Seconds that a client may give a request; the deployment's own bound is shorter."""
+
+
 @dataclass(slots=True)
 class Artifact:
     """A file that a request made: sound or a picture."""
 
     modality: str
     mime_type: str = ""
-    data: bytes = b""
+    data: bytearray = field(default_factory=bytearray)
     sample_rate: int = 0
     """Samples a second, of sound."""
 
@@ -47,6 +51,7 @@ class Generation:
     token_ids: list[int] = field(default_factory=list)
     artifacts: list[Artifact] = field(default_factory=list)
     finished: generate_pb2.RequestFinished = field(default_factory=generate_pb2.RequestFinished)
+    _artifacts: dict[tuple[str, int], Artifact] = field(default_factory=dict)
 
     def take(self, output: Output) -> None:
         """Joins an output."""
@@ -54,11 +59,11 @@ class Generation:
         self.token_ids.extend(output.token_ids)
         for piece in output.media:
             name = content_pb2.Modality.Name(piece.modality).removeprefix("MODALITY_").lower()
-            same = [each for each in self.artifacts if each.modality == name]
-            if piece.artifact >= len(same):
-                same.append(Artifact(name, piece.mime_type, sample_rate=piece.sample_rate))
-                self.artifacts.append(same[-1])
-            same[piece.artifact].data += piece.data
+            key = name, piece.artifact
+            if key not in self._artifacts:
+                self._artifacts[key] = Artifact(name, piece.mime_type, sample_rate=piece.sample_rate)
+                self.artifacts.append(self._artifacts[key])
+            self._artifacts[key].data += piece.data
 
 
 def request(
@@ -73,10 +78,22 @@ def request(
     Raises:
         OmniError: BAD_REQUEST, for a modality or a parameter that the contract does not have.
     """
-    unknown = [name for name in outputs if name not in MODALITIES]
-    if unknown:
-        text = f"{unknown[0]!r} is none of {', '.join(MODALITIES)}"
-        raise invalid(FieldViolation("outputs", text))
+    wrong = [
+        FieldViolation(name, f"must be {what}, got {value!r}")
+        for name, value, right, what in (
+            ("model", model, isinstance(model, str), "a name"),
+            ("prompt", prompt, _is_prompt(prompt), "a text or a list of ChatMessage"),
+            ("outputs", outputs, not isinstance(outputs, str), f"a list of any of {', '.join(MODALITIES)}"),
+            ("params", params, _is_params(params), "a mapping of stages to mappings"),
+            ("timeout", timeout, _is_timeout(timeout), f"a number of seconds, more than 0 and at most {LONGEST:g}"),
+        )
+        if not right
+    ]
+    if not wrong:
+        allowed = f"is none of {', '.join(MODALITIES)}"
+        wrong = [FieldViolation("outputs", f"{name!r} {allowed}") for name in outputs if name not in MODALITIES]
+    if wrong:
+        raise invalid(*wrong)
     message = generate_pb2.GenerateRequest(model=model, outputs=[MODALITIES[name] for name in outputs])
     if isinstance(prompt, str):
         turn = content_pb2.ChatMessage(role=content_pb2.CHAT_ROLE_USER, content=[content_pb2.ContentPart(text=prompt)])
@@ -91,6 +108,22 @@ def request(
     if timeout is not None:
         message.timeout.FromNanoseconds(round(timeout * 1e9))
     return message
+
+
+def _is_prompt(given: object) -> bool:
+    if isinstance(given, str):
+        return True
+    return isinstance(given, Sequence) and all(isinstance(each, content_pb2.ChatMessage) for each in given)
+
+
+def _is_params(given: object) -> bool:
+    return isinstance(given, Mapping) and all(
+        isinstance(stage, str) and isinstance(values, Mapping) for stage, values in given.items()
+    )
+
+
+def _is_timeout(given: object) -> bool:
+    return given is None or (isinstance(given, int | float) and 0 < given <= LONGEST)
 
 
 def output_of(event: generate_pb2.RequestOutput) -> Output:

@@ -25,6 +25,9 @@ class AttachSession:
         self._batch = WriteBatch(generate_pb2.OmniServiceAttachResponse)
         self._listening = True
         """The caller may still send credits."""
+        self._written = 0
+        """Events that were written, less the credits that came: a credit for what was not written counts for nothing,
+        or a caller that never reads could have everything made and kept here."""
 
     async def read(self, messages: AsyncIterator[generate_pb2.OmniServiceAttachRequest]) -> None:
         """Takes the caller's messages until it has said all. What is at work then goes on, and since no credit can
@@ -38,14 +41,16 @@ class AttachSession:
         """Writes events until the caller has said all and everything that it asked for has ended."""
         while self._listening or self._requests:
             message = await self._batch.take()
-            if message.events:
-                for part in split(message, "events"):
-                    await context.write(part)
+            await self._write(context, message)
             if not self._listening:
                 self._credit_all()
-        if self._batch.message.events:
-            for part in split(self._batch.message, "events"):
+        await self._write(context, self._batch.message)
+
+    async def _write(self, context: Any, message: generate_pb2.OmniServiceAttachResponse) -> None:
+        if message.events:
+            for part in split(message, "events"):
                 await context.write(part)
+                self._written += len(part.events)
 
     def close(self) -> None:
         """The stream has ended: so have its requests."""
@@ -58,7 +63,8 @@ class AttachSession:
         requests = self._requests
         for number in message.credits:
             request = requests.get(number)
-            if request is not None:
+            if request is not None and self._written > 0:
+                self._written -= 1
                 request.credit()
         for command in message.commands:
             try:

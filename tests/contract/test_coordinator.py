@@ -337,3 +337,25 @@ async def test_a_request_too_large_to_travel_on_is_refused_and_hurts_nobody() ->
         assert (await error_of(up.stub.Generate(large))).reason is Reason.MESSAGE_TOO_LARGE
         largest = ask(prompt=content_pb2.Prompt(text="x" * (MAX_REQUEST_BYTES - 100)))
         assert (await collect(up.stub.Generate(largest)))[-1].HasField("finished")
+
+
+async def test_credits_for_what_was_not_written_make_nothing_more_be_made() -> None:
+    """The client's credits come before the coordinator could write anything: only outputs count that it wrote."""
+    stage = Stage("a", silent)
+    async with cluster(pipeline("a"), stage) as up:
+        call = up.stub.Attach()
+        start = generate_pb2.RequestCommand(request=1, start=ask())
+        await call.write(generate_pb2.OmniServiceAttachRequest(commands=[start], credits=[1] * 50))
+        await call.write(generate_pb2.OmniServiceAttachRequest(credits=[1] * 50))
+        await stage.until(lambda: "start" in stage.kinds())
+        run = stage.commands[0].run
+        for number in range(6):
+            stage.output(run, number, content_pb2.Payload(text=f"t{number}"))
+        outputs = 0
+        async with asyncio.timeout(BOUND_S):
+            while outputs < 2:
+                outputs += sum(event.HasField("output") for event in (await call.read()).events)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.3):
+                await call.read()
+        call.cancel()
