@@ -10,6 +10,8 @@ from omni.rpc.errors import FieldViolation, OmniError, Reason, invalid
 if TYPE_CHECKING:
     from google.protobuf import struct_pb2
 
+    from omni.v1 import config_pb2
+
 _KINDS = {
     "null_value": "null",
     "number_value": "a number",
@@ -18,6 +20,19 @@ _KINDS = {
     "struct_value": "a map",
     "list_value": "a list",
 }
+
+
+def refuse_unused(params: config_pb2.StageParams, *names: str) -> None:
+    """Refuses parameters that a stage has no use for: `names` of the fields of StageParams.
+
+    Raises:
+        OmniError: UNKNOWN_PARAMETER, naming each that is set.
+    """
+    wrong = [
+        FieldViolation(f"params.{name}", "this stage has no use for it") for name in names if params.HasField(name)
+    ]
+    if wrong:
+        raise invalid(*wrong, reason=Reason.UNKNOWN_PARAMETER)
 
 
 class Arguments:

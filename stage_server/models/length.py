@@ -11,18 +11,22 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-def characters(tokenizer: PreTrainedTokenizerBase, tokens: int) -> int:
-    """More characters than this never fit into `tokens` tokens."""
-    return tokens * _longest_token(tokenizer)
+def check_length(field: str, text: str, tokenizer: PreTrainedTokenizerBase, longest: int) -> None:
+    """Refuses a text that has more than `longest` tokens whichever they are.
+
+    Raises:
+        OmniError: PROMPT_TOO_LONG.
+    """
+    most = longest * _longest_token(tokenizer)
+    if len(text) > most:
+        raise too_long(field, f"has {len(text)} characters; no more than {most} fit into the model's {longest} tokens")
+
+
+def too_long(field: str, told: str) -> OmniError:
+    """The error of a prompt that is too long."""
+    return invalid(FieldViolation(field, told), reason=Reason.PROMPT_TOO_LONG)
 
 
 @functools.lru_cache(maxsize=4)
 def _longest_token(tokenizer: PreTrainedTokenizerBase) -> int:
     return max(map(len, tokenizer.get_vocab()))
-
-
-def too_long(field: str, length: int, unit: str, most: int) -> OmniError:
-    """The error of a prompt of `length` of a unit."""
-    return invalid(
-        FieldViolation(field, f"has {length} {unit}; at most {most} are taken"), reason=Reason.PROMPT_TOO_LONG
-    )

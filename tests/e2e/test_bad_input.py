@@ -54,6 +54,7 @@ CHATS: dict[str, tuple[dict[str, Any], str]] = {
     "two choices": ({"n": 2}, "n"),
     "unknown field": ({"temprature": 1}, "temperature"),
     "unknown stage": ({"sampling_params": {"thinkr": {}}}, "thinker"),
+    "a voice for a stage that does not speak": ({"sampling_params": {"thinker": {"voice": "ethan"}}}, "voice"),
     "unknown extra key": ({"sampling_params": {"thinker": {"extra": {"speed": 2}}}}, "speed"),
     "unknown voice": ({"modalities": ["text", "audio"], "audio": {"voice": "nobody", "format": "wav"}}, "chelsie"),
     "unknown audio format": ({"modalities": ["text", "audio"], "audio": {"voice": "ethan", "format": "ogx"}}, "format"),

@@ -165,7 +165,7 @@ def test_unknown_and_wrong_extra_parameters_are_refused(driver: Driver) -> None:
     assert refused.value.reason == Reason.UNKNOWN_PARAMETER
     run = talker_run()
     run.params.extra.update({"subtalker_top_p": 3})
-    with pytest.raises(OmniError, match="subtalker_top_p must be from"):
+    with pytest.raises(OmniError, match="subtalker_top_p: must be from"):
         driver.submit(run)
 
 

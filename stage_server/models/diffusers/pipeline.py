@@ -19,7 +19,7 @@ from stage_server.device import device
 from stage_server.engines.arguments import Arguments
 from stage_server.engines.diffusion.model import Limits, PictureRequest
 from stage_server.models.diffusers.families import Family, Guidance, family_of
-from stage_server.models.length import characters, too_long
+from stage_server.models.length import check_length, too_long
 
 if TYPE_CHECKING:
     import numpy as np
@@ -190,12 +190,10 @@ class PipelineModel:
 
     def _check_length(self, field: str, text: str) -> None:
         tokenizer = getattr(self._pipe, "tokenizer_2", None) or self._pipe.tokenizer
-        most = characters(tokenizer, self._family.tokens)
-        if len(text) > most:
-            raise too_long(field, len(text), "characters", most)
+        check_length(field, text, tokenizer, self._family.tokens)
         tokens = len(tokenizer(text, truncation=False).input_ids)
         if tokens > self._family.tokens:
-            raise too_long(field, tokens, "tokens", self._family.tokens)
+            raise too_long(field, f"has {tokens} tokens; at most {self._family.tokens} are taken")
 
 
 def _longest_side(transformer: Any, multiple: int) -> int:

@@ -11,8 +11,9 @@ from transformers import AutoTokenizer, Qwen2VLImageProcessor, Qwen3OmniMoeProce
 
 from omni.rpc.errors import OmniError, Reason
 from omni.v1 import config_pb2, content_pb2
+from stage_server.models.length import check_length
 from stage_server.models.qwen3_omni import media
-from stage_server.models.text.prompt import ROLES, apply_template, check_length, known_ids, refused
+from stage_server.models.text.prompt import ROLES, apply_template, known_ids, refused
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -85,7 +86,7 @@ class PromptReader:
             else:
                 recordings.append(media.recording(field, part, self._limits, self._rate))
         text = prompt.text if prompt.WhichOneof("prompt") == "text" else self._template(prompt.conversation)
-        check_length(text, self.tokenizer, self._longest)
+        check_length("prompt", text, self.tokenizer, self._longest)
         self._check_places(text, len(images), len(recordings))
         if not images and not recordings:
             ids = self.tokenizer(text).input_ids

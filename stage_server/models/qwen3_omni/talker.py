@@ -20,7 +20,7 @@ from stage_server.engines.ar import attention, checkpoint
 from stage_server.engines.ar.decoder import Decoder, DecodeState, Geometry, Slice, last_rows, pack_positions
 from stage_server.engines.ar.engine import ArEngine
 from stage_server.engines.ar.sampling import Sampling
-from stage_server.engines.arguments import Arguments
+from stage_server.engines.arguments import Arguments, refuse_unused
 from stage_server.models.qwen3_omni.checkpoint import load_part, read_config, read_rows
 from stage_server.models.qwen3_omni.talker_codes import CodePredictor
 from stage_server.models.qwen3_omni.talker_prompt import PromptBuilder, Turns, find_turns
@@ -131,6 +131,7 @@ class Talker(Decoder[TalkerState]):
         if run.params.HasField("voice") and run.params.voice.lower() not in voices:
             told = f"unknown voice {run.params.voice!r}; there are {', '.join(voices)}"
             raise invalid(FieldViolation("params.voice", told))
+        refuse_unused(run.params, "format", "diffusion")
         _further(run, Sampling())
 
     def prepare(self, run: Run) -> TalkerState:

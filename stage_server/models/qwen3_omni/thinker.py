@@ -20,7 +20,7 @@ from stage_server.engines.ar import attention, checkpoint
 from stage_server.engines.ar.causal import CausalDecoder, TokenState
 from stage_server.engines.ar.decoder import Geometry, Slice, capture, last_rows
 from stage_server.engines.ar.engine import ArEngine
-from stage_server.engines.arguments import Arguments
+from stage_server.engines.arguments import Arguments, refuse_unused
 from stage_server.models.qwen3_omni.checkpoint import load_part, read_config
 from stage_server.models.qwen3_omni.processor import Inputs, PromptReader
 
@@ -73,6 +73,7 @@ class Thinker(CausalDecoder[ThinkerState]):
 
     def check(self, run: Run) -> None:
         self._reader.check(run.prompt)
+        refuse_unused(run.params, "voice", "format", "diffusion")
         Arguments(run.params.extra, "params.extra").done()
 
     def prepare(self, run: Run) -> ThinkerState:

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, Cache
 from stage_server.engines.ar import attention, checkpoint
 from stage_server.engines.ar.causal import CausalDecoder, TokenState
 from stage_server.engines.ar.decoder import Geometry, Slice, last_rows
-from stage_server.engines.arguments import Arguments
+from stage_server.engines.arguments import Arguments, refuse_unused
 from stage_server.models.text import prompt
 
 if TYPE_CHECKING:
@@ -48,6 +48,7 @@ class TextDecoder(CausalDecoder[TokenState]):
 
     def check(self, run: Run) -> None:
         prompt.check(run.prompt)
+        refuse_unused(run.params, "voice", "format", "diffusion")
         Arguments(run.params.extra, "params.extra").done()
 
     def prepare(self, run: Run) -> TokenState:

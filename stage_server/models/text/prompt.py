@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from omni.rpc.errors import FieldViolation, OmniError, Reason, invalid
 from omni.v1 import content_pb2
-from stage_server.models.length import characters, too_long
+from stage_server.models.length import check_length
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -49,7 +49,7 @@ def tokenize(
     if kind == "token_ids":
         return known_ids(prompt.token_ids.ids, vocabulary)
     if kind == "text":
-        check_length(prompt.text, tokenizer, longest)
+        check_length("prompt.text", prompt.text, tokenizer, longest)
         ids = tokenizer(prompt.text).input_ids
     else:
         messages = [
@@ -57,22 +57,11 @@ def tokenize(
             for message in prompt.conversation.messages
         ]
         text = apply_template(tokenizer, messages)
-        check_length(text, tokenizer, longest)
+        check_length("prompt", text, tokenizer, longest)
         ids = tokenizer(text, add_special_tokens=False).input_ids
     if not ids:
         raise refused("prompt", "must not be empty")
     return list(ids)
-
-
-def check_length(text: str, tokenizer: PreTrainedTokenizerBase, longest: int) -> None:
-    """Refuses a text that has more than `longest` tokens whichever they are.
-
-    Raises:
-        OmniError: PROMPT_TOO_LONG.
-    """
-    most = characters(tokenizer, longest)
-    if len(text) > most:
-        raise too_long("prompt", len(text), "characters", most)
 
 
 def apply_template(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, object]]) -> str:
