@@ -49,7 +49,7 @@ class Voice:
 
     @property
     def length_within(self) -> float:
-        """The largest departure of the mean of lengths and of nine in ten sentences from the teacher's."""
+        """The departure from the teacher's length that nine in ten sentences keep within."""
         departures = sorted(abs(length - 1) for length in self.lengths)
         return departures[int(0.9 * (len(departures) - 1))]
 
@@ -87,8 +87,10 @@ def speak(
     sampling: dict[str, float],
     frames: int,
 ) -> tuple[list[str], list[Sound]]:
-    """Answers with their sound of at most so many frames; greedy where the temperature is 0."""
-    prompts = _prompts(tokenizer, questions, model.device)
+    """Answers with their sound of at most so many frames; greedy where the temperature is 0.
+
+    One by one: in a batch, generate hands what pads a shorter answer to the talker too, which says it.
+    """
     how: dict[str, Any] = {"talker_repetition_penalty": sampling.get("repetition_penalty", 1.0)}
     if sampling["temperature"] > 0:
         names = ("temperature", "top_k", "top_p")
@@ -96,18 +98,22 @@ def speak(
     else:
         how |= {"talker_do_sample": False}
     torch.manual_seed(0)
-    ids, sounds = model.generate(
-        **prompts,
-        speaker=SPEAKER,
-        thinker_max_new_tokens=48,
-        thinker_eos_token_id=tokenizer.eos_token_id,
-        thinker_pad_token_id=tokenizer.pad_token_id,
-        thinker_do_sample=False,
-        talker_max_new_tokens=frames,
-        **how,
-    )
-    texts = tokenizer.batch_decode(ids[:, prompts["input_ids"].shape[1] :], skip_special_tokens=True)
-    return list(texts), [sound.reshape(-1).float().cpu().numpy() for sound in sounds]
+    texts, sounds = [], []
+    for question in questions:
+        prompt = _prompts(tokenizer, [question], model.device)
+        ids, made = model.generate(
+            **prompt,
+            speaker=SPEAKER,
+            thinker_max_new_tokens=48,
+            thinker_eos_token_id=tokenizer.eos_token_id,
+            thinker_pad_token_id=tokenizer.pad_token_id,
+            thinker_do_sample=False,
+            talker_max_new_tokens=frames,
+            **how,
+        )
+        texts.append(str(tokenizer.decode(ids[0, prompt["input_ids"].shape[1] :], skip_special_tokens=True)))
+        sounds.append(made[0].reshape(-1).float().cpu().numpy())
+    return texts, sounds
 
 
 def thinker_exact(
