@@ -58,6 +58,8 @@ class StageServicer(stage_pb2_grpc.StageServiceServicer):
                             events=message.events, credits=len(message.credits), releases=message.releases
                         )
                     )
+                    # Under load others come first: what is made meanwhile goes out together.
+                    await asyncio.sleep(0)
             finally:
                 session.close()
                 reader.cancel()
