@@ -7,11 +7,16 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path as FilePath
-from typing import Any, cast
+from typing import Any
 
 import yaml
 
 from omnid.config.errors import ConfigError, Path, Place, Problem, nearest
+
+DEEPEST = 64
+"""Lists and mappings inside each other."""
+MOST_VALUES = 100_000
+"""Of one file, with each alias counted as what it stands for."""
 
 _VARIABLE = re.compile(r"\$\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>[^}]*))?\}")
 
@@ -45,7 +50,8 @@ def read(file: FilePath) -> Document:
 
     Raises:
         ConfigError: it cannot be read, is not YAML, or uses what YAML has and a configuration has not: keys that are
-            not strings, keys given twice, tags, variables that are not set.
+            not strings, keys given twice, tags, variables that are not set, aliases of what they stand in, more than
+            `DEEPEST` levels or `MOST_VALUES` values.
     """
     try:
         text = file.read_text(encoding="utf-8")
@@ -58,7 +64,7 @@ def read(file: FilePath) -> Document:
 def parse(text: str, file: str, environment: Mapping[str, str] | None = None) -> Document:
     """Turns the text of `file` into data; raises as `read` does."""
     try:
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        node = yaml.compose(text, Loader=_Loader)
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 0
         raise ConfigError([Problem(Place(file, line), (), f"not YAML: {error.problem or error.context}")]) from None
@@ -80,6 +86,21 @@ def scalar(text: str) -> Any:
     return parse(text, "--set", {}).data
 
 
+class _Loader(yaml.SafeLoader):
+    """Composes nodes of bounded depth: PyYAML itself goes as deep as the file does, until Python's stack ends."""
+
+    _depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        if self._depth > DEEPEST:
+            mark = self.peek_event().start_mark
+            raise yaml.MarkedYAMLError(problem=f"nested deeper than {DEEPEST} levels", problem_mark=mark)
+        self._depth += 1
+        node: yaml.Node | None = super().compose_node(parent, index)
+        self._depth -= 1
+        return node
+
+
 class _Reader:
     """Walks the nodes of one file."""
 
@@ -89,14 +110,27 @@ class _Reader:
         self._file = file
         self._environment = environment
         self._loader = yaml.SafeLoader("")
+        self._open: set[int] = set()
+        """Lists and mappings that are being read: an alias of one of them would never end."""
+        self._values = 0
 
     def value(self, node: yaml.Node, path: Path) -> Any:
-        self.places.setdefault(path, Place(self._file, node.start_mark.line + 1))
+        place = self.places.setdefault(path, Place(self._file, node.start_mark.line + 1))
+        self._values += 1
+        if self._values > MOST_VALUES:
+            raise ConfigError([Problem(place, path, f"holds more than {MOST_VALUES} values, aliases counted out")])
+        if isinstance(node, yaml.ScalarNode):
+            return self._scalar(node, path)
+        if id(node) in self._open:
+            self.problems.append(Problem(place, path, "is an alias of what it stands in, and so would never end"))
+            return None
+        self._open.add(id(node))
         if isinstance(node, yaml.MappingNode):
-            return self._mapping(node, path)
-        if isinstance(node, yaml.SequenceNode):
-            return [self.value(item, (*path, index)) for index, item in enumerate(node.value)]
-        return self._scalar(cast("yaml.ScalarNode", node), path)
+            read: Any = self._mapping(node, path)
+        else:
+            read = [self.value(item, (*path, index)) for index, item in enumerate(node.value)]
+        self._open.discard(id(node))
+        return read
 
     def _mapping(self, node: yaml.MappingNode, path: Path) -> dict[str, Any]:
         found: dict[str, Any] = {}
@@ -123,10 +157,14 @@ class _Reader:
             tag = self._loader.resolve(yaml.ScalarNode, expanded, (node.style is None, False))  # type: ignore[no-untyped-call]
             node = yaml.ScalarNode(tag, expanded, node.start_mark, node.end_mark)
         try:
-            return self._loader.construct_object(node, deep=True)
-        except (yaml.YAMLError, ValueError):
-            self.problems.append(Problem(place, path, f"cannot be read as {node.tag.rpartition(':')[2]}: {expanded!r}"))
+            value = self._loader.construct_object(node, deep=True)
+            if isinstance(value, int) and value.bit_length() > 64:
+                raise ValueError("a number that nothing here can hold, and that Python would not even print")
+        except (yaml.YAMLError, ValueError, LookupError, AttributeError):  # Tags that do not fit raise any of them.
+            shown = repr(expanded if len(expanded) <= 80 else f"{expanded[:77]}...")
+            self.problems.append(Problem(place, path, f"cannot be read as {node.tag.rpartition(':')[2]}: {shown}"))
             return None
+        return value
 
     def _variable(self, match: re.Match[str], place: Place, path: Path) -> str:
         name, default = match["name"], match["default"]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from omnid.config.document import parse
+from omnid.config.document import DEEPEST, parse
 from omnid.config.errors import ConfigError
 
 
@@ -43,3 +43,38 @@ def test_a_variable_without_value_or_default_is_named() -> None:
 def test_what_is_not_plain_data_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match=r"x\.yaml:1: "):
         parse(text, "x.yaml", {})
+
+
+@pytest.mark.parametrize("text", ["a: " + "[" * 3000 + "]" * 3000, "a: " + "{b: " * 3000 + "1" + "}" * 3000])
+def test_what_is_nested_too_deep_is_refused_with_its_line(text: str) -> None:
+    with pytest.raises(ConfigError, match=rf"x\.yaml:2: not YAML: nested deeper than {DEEPEST} levels"):
+        parse(f"b: 1\n{text}\n", "x.yaml")
+
+
+def test_what_is_nested_as_deep_as_is_allowed_is_read() -> None:
+    assert parse("[" * DEEPEST + "]" * DEEPEST, "x.yaml").data
+
+
+@pytest.mark.parametrize("text", ["a: &a [1, *a]", "a: &a {b: {c: *a}}"])
+def test_an_anchor_that_holds_itself_is_refused_with_its_path(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"x\.yaml:1: a(\[1\]|\.b\.c): is an alias of what it stands in"):
+        parse(text, "x.yaml")
+
+
+def test_aliases_that_multiply_are_refused_at_once() -> None:
+    lines = ["a: &x0 [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]"]
+    lines += [f"a{level}: &x{level} [{', '.join([f'*x{level - 1}'] * 10)}]" for level in range(1, 12)]
+    with pytest.raises(ConfigError, match="more than 100000 values"):
+        parse("\n".join(lines), "x.yaml")
+
+
+def test_an_alias_may_be_used_twice() -> None:
+    assert parse("a: &a [1]\nb: *a\nc: *a\n", "x.yaml").data == {"a": [1], "b": [1], "c": [1]}
+
+
+@pytest.mark.parametrize(
+    "written", [f"0x{'f' * 9000}", "9" * 9000, "!!bool maybe", "!!int ''", "!!timestamp x", "!!binary a", "2020-99-99"]
+)
+def test_a_scalar_that_is_not_what_it_says_is_refused_with_its_line(written: str) -> None:
+    with pytest.raises(ConfigError, match=r"^x\.yaml:1: a: cannot be read as [a-z]+: .{1,90}$"):
+        parse(f"a: {written}\n", "x.yaml")
