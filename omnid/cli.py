@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
 import sys
 from collections.abc import Coroutine, Iterator
@@ -11,6 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from omnid import options
 
 if TYPE_CHECKING:
     from omni.rpc.tls import ClientTls
@@ -26,25 +29,24 @@ Set = Annotated[
 ]
 
 
-def _address(text: str | None) -> str | None:
-    from omni.rpc.address import check_address
-
-    try:
-        return text and check_address(text)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
-
-
-Target = Annotated[str, typer.Option("--target", "-t", metavar="HOST:PORT", help="the coordinator", callback=_address)]
+Target = Annotated[
+    str, typer.Option("--target", "-t", metavar="HOST:PORT", help="the coordinator", callback=options.address)
+]
 GrpcListen = Annotated[
-    str | None, typer.Option("--grpc", metavar="HOST:PORT", help="instead of listen.grpc", callback=_address)
+    str | None, typer.Option("--grpc", metavar="HOST:PORT", help="instead of listen.grpc", callback=options.address)
 ]
 HttpListen = Annotated[
-    str | None, typer.Option("--http", metavar="HOST:PORT", help="instead of listen.http", callback=_address)
+    str | None, typer.Option("--http", metavar="HOST:PORT", help="instead of listen.http", callback=options.address)
+]
+ReadyFd = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N", help="writes the bound addresses there as JSON when ready", callback=options.writable_descriptor
+    ),
 ]
 TlsFrom = Annotated[str | None, typer.Option("--tls-from", metavar="DEPLOY", help="deployment whose TLS files to use")]
-LogFormat = Annotated[str, typer.Option(help="console or json")]
-LogLevel = Annotated[str, typer.Option(help="least level that is shown")]
+LogFormat = Annotated[str, typer.Option(help="console or json", callback=options.log_format)]
+LogLevel = Annotated[str, typer.Option(help="least level that is shown", callback=options.log_level)]
 DEFAULT_TARGET = "127.0.0.1:7070"
 BAD_CONFIGURATION = 2
 
@@ -75,19 +77,24 @@ def _run(work: Coroutine[Any, Any, None]) -> None:
 def _configure_logs(log_format: str, level: str) -> None:
     from omni.rpc import logs, tracing
 
-    if log_format not in ("console", "json"):
-        raise typer.BadParameter(f"must be console or json, is {log_format!r}", param_hint="--log-format")
-    if level.upper() not in logs.LEVELS:
-        raise typer.BadParameter(f"must be one of {', '.join(logs.LEVELS)}, is {level!r}", param_hint="--log-level")
     logs.configure("json" if log_format == "json" else "console", level)
     tracing.configure("omnid")
 
 
 async def _until_stopped() -> None:
+    """Returns at the first SIGTERM or SIGINT. At the second this process ends at once, and with it, since nothing
+    outlives its launcher, every process that it has started."""
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
+
+    def hear(number: signal.Signals) -> None:
+        if stopped.is_set():
+            os.write(2, b"omnid: told to stop twice: ends at once\n")
+            os._exit(128 + number)
+        stopped.set()
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stopped.set)
+        loop.add_signal_handler(number, hear, number)
     await stopped.wait()
 
 
@@ -95,27 +102,23 @@ async def _until_stopped() -> None:
 def up(
     deploy: Deploy,
     overrides: Set = None,
-    grpc: Annotated[
-        str | None, typer.Option(metavar="HOST:PORT", help="instead of listen.grpc", callback=_address)
-    ] = None,
-    http: Annotated[
-        str | None, typer.Option(metavar="HOST:PORT", help="instead of listen.http", callback=_address)
-    ] = None,
+    grpc: GrpcListen = None,
+    http: HttpListen = None,
     ready_timeout: Annotated[
-        float, typer.Option(min=0.1, help="seconds until a replica of every stage must serve")
+        float, typer.Option(min=0.1, max=86_400, help="seconds until a replica of every stage must serve")
     ] = 600.0,
-    ready_fd: Annotated[int | None, typer.Option(help="writes the bound addresses there as JSON when ready")] = None,
+    ready_fd: ReadyFd = None,
     log_format: LogFormat = "console",
     log_level: LogLevel = "INFO",
 ) -> None:
     """Starts a whole cluster on this host, gateway included, and keeps it alive."""
-    from omnid.config import load_deploy, override, resolve
+    from omnid.launcher.deployment import prepare
     from omnid.launcher.local import local_cluster
 
     _configure_logs(log_format, log_level)
     with _plain_errors():
-        config = override(load_deploy(deploy), overrides or ())
-        pipelines = resolve(config)
+        config, pipelines = prepare(deploy, overrides or ())
+        tls = config.tls_files()
 
         async def serve() -> None:
             stopped = asyncio.ensure_future(_until_stopped())
@@ -124,7 +127,8 @@ def up(
                 grpc=grpc or config.listen.grpc,
                 http=http or config.listen.http,
                 metrics=config.listen.metrics,
-                tls=config.tls_files(),
+                tls=tls,
+                logs=("--log-format", log_format, "--log-level", log_level),
             ) as cluster:
                 for command in cluster.waits_for:
                     typer.echo(f"waiting for another host to run: {command}", err=True)
@@ -145,10 +149,8 @@ def up(
 def serve(
     deploy: Deploy,
     overrides: Set = None,
-    grpc: Annotated[
-        str | None, typer.Option(metavar="HOST:PORT", help="instead of listen.grpc", callback=_address)
-    ] = None,
-    ready_fd: Annotated[int | None, typer.Option(help="writes the bound addresses there as JSON")] = None,
+    grpc: GrpcListen = None,
+    ready_fd: ReadyFd = None,
     log_format: LogFormat = "console",
     log_level: LogLevel = "INFO",
 ) -> None:
@@ -161,8 +163,9 @@ def serve(
         config = override(load_deploy(deploy), overrides or ())
         pipelines = resolve(config)
 
+        tls = config.tls_files()
+
         async def run() -> None:
-            tls = config.tls_files()
             daemon = Daemon(
                 pipelines,
                 listen=grpc or config.listen.grpc,
@@ -184,8 +187,13 @@ def generate(
     model: Annotated[str, typer.Argument(help="name of a served model")],
     prompt: Annotated[str, typer.Argument(help="question or description")],
     target: Target = DEFAULT_TARGET,
-    output: Annotated[list[str] | None, typer.Option("--output", "-o", help="text, audio, image; repeatable")] = None,
-    save: Annotated[Path, typer.Option(help="folder for sound and pictures")] = Path("out"),
+    output: Annotated[
+        list[str] | None,
+        typer.Option("--output", "-o", help="text, audio, image; repeatable", callback=options.modalities),
+    ] = None,
+    save: Annotated[Path, typer.Option(help="folder for sound and pictures", callback=options.writable_folder)] = Path(
+        "out"
+    ),
     tls_from: TlsFrom = None,
 ) -> None:
     """Asks a running cluster; text is printed as it comes, files are saved."""
@@ -219,7 +227,7 @@ def generate(
 
 @app.command()
 def demo(
-    out: Annotated[Path, typer.Option(help="folder for the answers")] = Path("out"),
+    out: Annotated[Path, typer.Option(help="folder for the answers", callback=options.writable_folder)] = Path("out"),
     deploy: Annotated[str, typer.Option(help="a deployment that serves tiny-omni and tiny-image")] = "demo",
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="shows what the processes say")] = False,
 ) -> None:
@@ -300,11 +308,18 @@ def resolve_command(deploy: Deploy, overrides: Set = None) -> None:
 
 @config_app.command("validate")
 def validate_command(deploy: Deploy, overrides: Set = None) -> None:
-    """Checks a deployment; exit status 2 with what is wrong, and where."""
-    from omnid.config import load_deploy, override, resolve
+    """Checks a deployment; exit status 2 with what is wrong, and where. What other hosts or stage servers have to
+    know is told as a warning or a note."""
+    from omnid.config import absent_checkpoints, load_deploy, override, resolve, unread_arguments
 
     with _plain_errors():
-        resolved = resolve(override(load_deploy(deploy), overrides or ()))
+        config = override(load_deploy(deploy), overrides or ())
+        resolved = resolve(config)
+        config.tls_files()
+        for problem in absent_checkpoints(config, resolved).values():
+            typer.echo(f"warning: {problem}", err=True)
+        for problem in unread_arguments(config):
+            typer.echo(f"note: {problem}", err=True)
         typer.echo(f"{deploy}: {len(resolved)} model(s), {sum(len(each.stages) for each in resolved)} stages, good")
 
 
@@ -318,7 +333,6 @@ def _client_tls(deploy: str | None) -> ClientTls | None:
 def _announce(descriptor: int | None, addresses: dict[str, str]) -> None:
     """One JSON line for whoever started this process."""
     import json
-    import os
 
     if descriptor is not None:
         os.write(descriptor, json.dumps(addresses).encode() + b"\n")

@@ -18,10 +18,14 @@ from rich.table import Table
 from rich_pixels import Pixels
 
 from omni.rpc.channel import make_channel
-from omni.v1 import stage_pb2, stage_pb2_grpc
-from omnid.config import load_deploy, resolve
+from omni.rpc.errors import OmniError, Reason
+from omni.v1 import config_pb2, stage_pb2, stage_pb2_grpc
+from omnid.config import ConfigError, DeployConfig
+from omnid.launcher.deployment import prepare
 from omnid.launcher.local import LocalCluster, local_cluster
 
+TALKS, DRAWS = "tiny-omni", "tiny-image"
+"""Models of the deployment."""
 QUESTION = "What is two plus three?"
 PICTURE = "a red circle above a blue square on a white background"
 READY_SECONDS = 120.0
@@ -52,20 +56,25 @@ async def run(deploy: str, out: Path, *, verbose: bool) -> None:
     """Starts the deployment on free ports, asks, saves the answers in `out`, prints the times, stops everything.
 
     Raises:
-        ProcessFailedError, OmniError: when the cluster cannot be started.
+        ConfigError: the deployment does not serve what the demo asks for.
+        ProcessFailedError, OmniError: when the cluster cannot be started, or does not answer.
     """
     console = Console()
     kept: deque[str] = deque(maxlen=_LINES_KEPT)
     echo = (lambda line: console.print(line, markup=False, highlight=False)) if verbose else kept.append
     begun = time.monotonic()
-    pipelines = resolve(load_deploy(deploy))
+    config, pipelines = prepare(deploy)
+    _check_models(config, pipelines)
     async with local_cluster(pipelines, grpc="127.0.0.1:0", http="127.0.0.1:0", echo=echo) as cluster:
         with console.status("starting coordinator, gateway and stage servers"):
             await cluster.ready(READY_SECONDS)
         console.print(f"ready after {time.monotonic() - begun:.1f} s: http://{cluster.http}/v1, gRPC {cluster.grpc}")
         async with openai.AsyncOpenAI(base_url=f"http://{cluster.http}/v1", api_key="none", max_retries=0) as client:
-            spoken = await _ask(client)
-            picture, seconds = await _draw(client)
+            try:
+                spoken = await _ask(client)
+                picture, seconds = await _draw(client)
+            except openai.OpenAIError as error:
+                raise OmniError(Reason.INTERNAL, f"the gateway answered: {error}") from error
         await asyncio.to_thread(_save, out, spoken, picture)
         console.print(_times(spoken, seconds))
         console.print(await _stages(cluster))
@@ -75,11 +84,18 @@ async def run(deploy: str, out: Path, *, verbose: bool) -> None:
         console.print(_preview(picture))
 
 
+def _check_models(config: DeployConfig, pipelines: list[config_pb2.ResolvedPipeline]) -> None:
+    served = [pipeline.model for pipeline in pipelines]
+    if not {TALKS, DRAWS} <= set(served):
+        message = f"the deployment must serve {TALKS} and {DRAWS}, it serves {', '.join(served)}"
+        raise ConfigError([config.document.problem(("models",), message)])
+
+
 async def _ask(client: openai.AsyncOpenAI) -> Spoken:
     answer = Spoken()
     begun = time.monotonic()
     stream = await client.chat.completions.create(
-        model="tiny-omni",
+        model=TALKS,
         messages=[{"role": "user", "content": QUESTION}],
         modalities=["text", "audio"],
         audio={"voice": "chelsie", "format": "pcm16"},
@@ -111,10 +127,10 @@ async def _ask(client: openai.AsyncOpenAI) -> Spoken:
 async def _draw(client: openai.AsyncOpenAI) -> tuple[bytes, float]:
     begun = time.monotonic()
     answer = await client.images.generate(
-        model="tiny-image", prompt=PICTURE, size="128x128", response_format="b64_json", extra_body={"seed": 1}
+        model=DRAWS, prompt=PICTURE, size="128x128", response_format="b64_json", extra_body={"seed": 1}
     )
     if not answer.data or not answer.data[0].b64_json:
-        raise RuntimeError("the answer holds no picture")
+        raise OmniError(Reason.COUNT_MISMATCH, "the answer holds no picture")
     return base64.b64decode(answer.data[0].b64_json), time.monotonic() - begun
 
 

@@ -15,7 +15,7 @@ import uvloop
 from omni.v1 import content_pb2
 from omnid.client.asynchronous import AsyncOmni
 from omnid.client.types import Generation, Params
-from omnid.config import load_deploy, override, resolve
+from omnid.launcher.deployment import prepare
 from omnid.launcher.local import local_cluster
 
 T = TypeVar("T")
@@ -38,8 +38,7 @@ class Omni:
     """
 
     def __init__(self, deploy: str, *, overrides: Sequence[str] = (), ready_seconds: float = 300.0) -> None:
-        config = override(load_deploy(deploy), overrides)
-        self._pipelines = resolve(config)
+        config, self._pipelines = prepare(deploy, overrides)
         self._tls = config.tls_files()
         self._ready_seconds = ready_seconds
         self._loop = uvloop.new_event_loop()

@@ -5,6 +5,7 @@ from omnid.config.errors import ConfigError, Problem
 from omnid.config.files import load_deploy, load_pipeline, shipped_deploys, shipped_pipelines
 from omnid.config.overrides import override
 from omnid.config.pipeline import PipelineConfig
+from omnid.config.present import absent_checkpoints, unread_arguments
 from omnid.config.resolve import resolve
 
 __all__ = [
@@ -12,10 +13,12 @@ __all__ = [
     "DeployConfig",
     "PipelineConfig",
     "Problem",
+    "absent_checkpoints",
     "load_deploy",
     "load_pipeline",
     "override",
     "resolve",
     "shipped_deploys",
     "shipped_pipelines",
+    "unread_arguments",
 ]

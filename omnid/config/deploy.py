@@ -8,9 +8,10 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, PrivateAttr
 
 from omni.rpc.address import check_address
-from omni.rpc.tls import TlsFiles
+from omni.rpc.tls import TlsFiles, channel_credentials
 from omnid.config.contract import DiffusionSection, FormatName, SamplingSection
 from omnid.config.document import Document
+from omnid.config.errors import ConfigError
 from omnid.config.section import Arguments, ByteCount, Count, ModelName, Name, Seconds, Section
 
 DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
@@ -119,16 +120,43 @@ class DeployConfig(Section):
     _document: Document | None = PrivateAttr(default=None)
 
     def tls_files(self) -> TlsFiles | None:
-        """The files of `tls`, found from where the deployment lies."""
+        """The files of `tls`, found from where the deployment lies, once they have been read.
+
+        Raises:
+            ConfigError: with each that is not there, or that holds what OpenSSL does not take.
+        """
         if self.tls is None:
             return None
-        folder = self.document.folder
-        return TlsFiles(*((folder / Path(name).expanduser()) for name in (self.tls.ca, self.tls.cert, self.tls.key)))
+        document = self.document
+        named = {"ca": self.tls.ca, "cert": self.tls.cert, "key": self.tls.key}
+        files = {key: document.folder / Path(name).expanduser() for key, name in named.items()}
+        problems = [
+            document.problem(("tls", key), f"{file} cannot be read: {why}")
+            for key, file in files.items()
+            if (why := _unreadable(file))
+        ]
+        if problems:
+            raise ConfigError(problems)
+        found = TlsFiles(**files)
+        try:
+            channel_credentials(found.client())
+        except OSError as error:
+            raise ConfigError([document.problem(("tls",), str(error))]) from None
+        return found
 
     @property
     def document(self) -> Document:
         """What it was read from, for errors that are found later; an empty one when it was made in Python."""
         return self._document or Document("deploy", self.model_dump(by_alias=True, exclude_unset=True))
+
+
+def _unreadable(file: Path) -> str:
+    """Why a file cannot be read; "" when it can."""
+    try:
+        file.open("rb").close()
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
 
 
 SETTINGS: dict[str, object] = {

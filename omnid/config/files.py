@@ -48,6 +48,11 @@ def load_deploy(name_or_path: str) -> DeployConfig:
     return config
 
 
+def is_shipped(source: document.Document) -> bool:
+    """Whether a file is one of the deployments that are shipped."""
+    return source.folder == _PACKAGE / "deploys"
+
+
 def _shipped(kind: str) -> list[str]:
     return sorted(file.stem for file in (_PACKAGE / kind).glob("*.yaml"))
 

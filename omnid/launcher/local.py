@@ -58,6 +58,7 @@ async def local_cluster(
     http: str | None,
     metrics: str | None = None,
     tls: TlsFiles | None = None,
+    logs: Sequence[str] = (),
     echo: Callable[[str], None] | None = None,
 ) -> AsyncIterator[LocalCluster]:
     """Starts a cluster and stops it at the end of the block.
@@ -68,6 +69,7 @@ async def local_cluster(
         http: the gateway's; None: no gateway.
         metrics: the coordinator's metrics page; None: not served.
         tls: files with which all of its processes speak mutual TLS; None: plain text.
+        logs: options of the children that say how they log.
         echo: takes each line that a child prints; None: it goes to stderr.
 
     Raises:
@@ -77,8 +79,8 @@ async def local_cluster(
     daemon = Daemon(pipelines, listen=grpc, tls=tls.server() if tls else None, metrics_listen=metrics)
     bound = await daemon.start()
     arguments = tls.arguments() if tls else ()
-    plan = plan_stages(pipelines, bound.grpc, tls=arguments)
-    gateway = None if http is None else _gateway(bound.grpc, http, arguments)
+    plan = plan_stages(pipelines, bound.grpc, tls=arguments, logs=logs)
+    gateway = None if http is None else _gateway(bound.grpc, http, (*arguments, *logs))
     launcher = Launcher(plan, daemon.cluster.has_been_ready, echo)
     cluster = LocalCluster(daemon, launcher, bound.grpc, bound.metrics, waits_for=plan.elsewhere)
 
@@ -103,6 +105,6 @@ async def local_cluster(
         raise failed.exceptions[0] if len(failed.exceptions) == 1 else failed
 
 
-def _gateway(coordinator: str, http: str, tls: tuple[str, ...]) -> ProcessPlan:
-    arguments = ("--coordinator", coordinator, "--listen", http, "--ready-fd", "3", *tls)
+def _gateway(coordinator: str, http: str, further: tuple[str, ...]) -> ProcessPlan:
+    arguments = ("--coordinator", coordinator, "--listen", http, "--ready-fd", "3", *further)
     return ProcessPlan("gateway", GATEWAY, arguments)

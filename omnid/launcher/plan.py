@@ -42,11 +42,16 @@ class ClusterPlan:
 
 
 def plan_stages(
-    pipelines: Sequence[config_pb2.ResolvedPipeline], coordinator: str, host: str = "", tls: Sequence[str] = ()
+    pipelines: Sequence[config_pb2.ResolvedPipeline],
+    coordinator: str,
+    host: str = "",
+    tls: Sequence[str] = (),
+    logs: Sequence[str] = (),
 ) -> ClusterPlan:
     """Every replica of the pipelines, for the launcher on `host` (empty: this machine's own name).
 
-    `coordinator` is the gRPC target that the stage servers join, `tls` their arguments for its files.
+    `coordinator` is the gRPC target that the stage servers join, `tls` their arguments for its files, `logs` those for
+    how they log on this host.
     """
     host = host or socket.gethostname()
     here: list[ProcessPlan] = []
@@ -61,7 +66,7 @@ def plan_stages(
                     own = dict(placement.env)
                     env = _device_env(placement.devices[index]) | own
                     copied = not own and env == _device_env("cpu")
-                    own_arguments = ("--coordinator", _reached(coordinator, "127.0.0.1"), *arguments)
+                    own_arguments = ("--coordinator", _reached(coordinator, "127.0.0.1"), *arguments, *logs)
                     here.append(ProcessPlan(name, STAGE_SERVER, own_arguments, env, copied))
                 else:
                     joins = (

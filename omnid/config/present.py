@@ -1,0 +1,47 @@
+"""What a deployment names and a host must have: looked for before anything is started."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path as FilePath
+
+from omni.v1 import config_pb2
+from omnid.config.deploy import DeployConfig
+from omnid.config.errors import Problem
+from omnid.config.files import is_shipped
+
+_ASSET = "asset:"
+
+
+def absent_checkpoints(deploy: DeployConfig, pipelines: Sequence[config_pb2.ResolvedPipeline]) -> Mapping[str, Problem]:
+    """What is wrong with the checkpoint folders on this host, by name of the model. What the folders must hold is
+    known to the stages that load them.
+
+    Args:
+        deploy: where the folders are named.
+        pipelines: what `deploy` resolves to.
+    """
+    found: dict[str, Problem] = {}
+    for index, pipeline in enumerate(pipelines):
+        written = next((spec.checkpoint for spec in pipeline.stages if spec.checkpoint), "")
+        if not written or written.startswith(_ASSET) or FilePath(written).is_dir():
+            continue
+        message = f"{written} is not a folder on this host"
+        if is_shipped(deploy.document):
+            name = FilePath(written).name
+            message += f"; `make demo` builds it, and so does `python tools/make_tiny_models.py {name}`"
+        found[pipeline.model] = deploy.document.problem(("models", index, "checkpoint"), message)
+    return found
+
+
+def unread_arguments(deploy: DeployConfig) -> list[Problem]:
+    """Keys that only a stage server can check, when it starts."""
+    return [
+        deploy.document.problem(
+            ("models", index, "stages", name, "engine"),
+            f"{', '.join(stage.engine)}: checked by the stage server when it starts, not here",
+        )
+        for index, model in enumerate(deploy.models)
+        for name, stage in model.stages.items()
+        if stage.engine
+    ]
