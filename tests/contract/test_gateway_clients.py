@@ -270,19 +270,31 @@ async def test_many_requests_share_one_stream_and_get_their_own_answers():
     assert len(omni.sessions) == 1
 
 
-async def test_a_head_that_never_ends_is_refused():
+POST = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n"
+
+
+@pytest.mark.parametrize(
+    "begin",
+    [b"GET /health HTTP/1.1\r\nHost: x\r\n", b"GET /", POST + b"Transfer-Encoding: chunked\r\n\r\n1\r\n{\r\n0\r\n"],
+    ids=["headers", "path", "trailers"],
+)
+async def test_a_head_or_a_trailer_that_never_ends_is_refused(begin):
+    piece = b"x-long: " + b"y" * 4096 + b"\r\n"
     async with gateway(Omni()) as url:
         reader, writer = await asyncio.open_connection(*address(url))
-        writer.write(b"GET /health HTTP/1.1\r\nHost: x\r\n")
+        writer.write(begin)
         answer = asyncio.create_task(reader.readline())
+        sent = 0
         async with asyncio.timeout(BOUND_S):
             with contextlib.suppress(ConnectionError):
                 while not answer.done():
-                    writer.write(b"x-long: " + b"y" * 4096 + b"\r\n")
+                    writer.write(piece.replace(b"\r\n", b"") if begin == b"GET /" else piece)
+                    sent += len(piece)
                     await writer.drain()
                     await asyncio.sleep(0)  # drain alone does not let the server read
             with contextlib.suppress(ConnectionError):
                 assert b" 400 " in await answer
+        assert sent < 16 * 2**20
         async with httpx.AsyncClient(base_url=url) as client:
             assert (await client.get("/health")).status_code == 200
 
