@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import fcntl
 import json
 import os
 import signal
@@ -20,6 +21,7 @@ from gateway.app import make_app
 from gateway.protocol import BoundedHttp
 from gateway.settings import Settings, read_api_keys
 from omni.rpc import logs, tracing
+from omni.rpc.address import check_address, split_address
 from omni.rpc.options import MIB
 from omni.rpc.tls import ClientTls, stamp
 
@@ -30,11 +32,15 @@ _STOP_SECONDS = 5
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """Command line of ``omni-gateway``."""
     parser = argparse.ArgumentParser(prog="omni-gateway", description="OpenAI's REST API in front of omnid.")
-    parser.add_argument("--coordinator", action="append", required=True, metavar="HOST:PORT", help="may be repeated")
+    parser.add_argument(
+        "--coordinator", action="append", type=_target, required=True, metavar="HOST:PORT", help="may be repeated"
+    )
     parser.add_argument(
         "--listen", type=_address, default="127.0.0.1:8000", metavar="HOST:PORT", help="port 0: the system chooses"
     )
-    parser.add_argument("--ready-fd", type=int, metavar="N", help='writes {"http": "HOST:PORT"} there when it serves')
+    parser.add_argument(
+        "--ready-fd", type=_descriptor, metavar="N", help='writes {"http": "HOST:PORT"} there when it serves'
+    )
     parser.add_argument("--api-key-file", type=Path, help=f"one key a line; {KEYS_VARIABLE} holds more, with commas")
     parser.add_argument("--allow-media-urls", action="store_true", help="fetch http and https URLs of public hosts")
     parser.add_argument("--max-body-bytes", type=_positive, default=64 * MIB, metavar="N")
@@ -49,11 +55,25 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     return options
 
 
+def _target(text: str) -> str:
+    try:
+        return check_address(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
 def _address(text: str) -> tuple[str, int]:
-    host, _, port = text.rpartition(":")
-    if not host or not port.isdecimal() or int(port) > 65535:
-        raise argparse.ArgumentTypeError(f"must be HOST:PORT with a port of 0 to 65535, got {text!r}")
-    return host.strip("[]"), int(port)
+    return split_address(_target(text))
+
+
+def _descriptor(text: str) -> int:
+    try:
+        if fcntl.fcntl(int(text), fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
+            raise ValueError
+    except (OSError, OverflowError, ValueError):
+        message = f"must be a descriptor that is open for writing, got {text!r}"
+        raise argparse.ArgumentTypeError(message) from None
+    return int(text)
 
 
 def _positive(text: str) -> int:

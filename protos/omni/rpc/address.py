@@ -15,3 +15,13 @@ def check_address(text: str) -> str:
     if found is None or int(found["port"]) > 65535:
         raise ValueError(f"must be HOST:PORT with a port from 0 to 65535, got {text!r}")
     return text
+
+
+def split_address(text: str) -> tuple[str, int]:
+    """Host, without brackets, and port of an address.
+
+    Raises:
+        ValueError: as `check_address`.
+    """
+    host, _, port = check_address(text).rpartition(":")
+    return host.strip("[]"), int(port)
