@@ -63,9 +63,11 @@ def picture(field: str, media: content_pb2.Media, limits: config_pb2.MediaLimits
                 message = f"has {image.width} x {image.height} pixels, the limit is {limits.pixels} in all"
                 raise _error(Reason.MEDIA_TOO_LARGE, field, message)
             return ImageOps.exif_transpose(image).convert("RGB")
+    except OmniError:
+        raise
     except Image.DecompressionBombError as error:
         raise _error(Reason.MEDIA_TOO_LARGE, field, str(error)) from error
-    except (OSError, ValueError, SyntaxError) as error:
+    except Exception as error:  # What a decoder raises over foreign bytes is not for it to choose: none is ours.
         message = f"is not a picture that can be decoded; those are taken: {', '.join(FORMATS)}"
         raise _error(Reason.MEDIA_INVALID, field, message) from error
 
@@ -77,13 +79,18 @@ def recording(field: str, media: content_pb2.Media, limits: config_pb2.MediaLimi
         OmniError: MEDIA_TOO_LARGE when it is too long, MEDIA_INVALID when it cannot be decoded or is too short.
     """
     try:
-        samples, own = _by_soundfile(field, media.data, limits.seconds)
-    except soundfile.LibsndfileError:
-        samples, own = _by_av(field, media.data, limits.seconds)
-    if samples.ndim > 1:
-        samples = samples.mean(axis=1)
-    if own != rate:
-        samples = soxr.resample(samples, own, rate)
+        try:
+            samples, own = _by_soundfile(field, media.data, limits.seconds)
+        except soundfile.LibsndfileError:
+            samples, own = _by_av(field, media.data, limits.seconds)
+        if samples.ndim > 1:
+            samples = samples.mean(axis=1)
+        if own != rate:
+            samples = soxr.resample(samples, own, rate)
+    except OmniError:
+        raise
+    except Exception as error:  # As with pictures: the bytes are foreign, and so is what goes wrong with them.
+        raise _error(Reason.MEDIA_INVALID, field, f"is not a recording that can be decoded: {_cause(error)}") from error
     if len(samples) < SHORTEST * rate:
         raise _error(Reason.MEDIA_INVALID, field, f"must be {SHORTEST:g} seconds long at least")
     return np.nan_to_num(samples.astype(np.float32, copy=False), posinf=1.0, neginf=-1.0)
@@ -103,26 +110,23 @@ def _by_soundfile(field: str, data: bytes, longest: float) -> tuple[NDArray[np.f
 
 def _by_av(field: str, data: bytes, longest: float) -> tuple[NDArray[np.float32], int]:
     """Containers that libsndfile does not read: MP4, WebM, AAC."""
-    try:
-        with av.open(io.BytesIO(data)) as container:
-            if not container.streams.audio:
-                raise _error(Reason.MEDIA_INVALID, field, "holds no sound")
-            stream = container.streams.audio[0]
-            if stream.codec_context is None:
-                raise _error(Reason.MEDIA_INVALID, field, "is written in a way that cannot be decoded")
-            if stream.duration and stream.time_base and stream.duration * stream.time_base > longest:
+    with av.open(io.BytesIO(data)) as container:
+        if not container.streams.audio:
+            raise _error(Reason.MEDIA_INVALID, field, "holds no sound")
+        stream = container.streams.audio[0]
+        if stream.codec_context is None or not stream.rate:
+            raise _error(Reason.MEDIA_INVALID, field, "is written in a way that cannot be decoded")
+        if stream.duration and stream.time_base and stream.duration * stream.time_base > longest:
+            raise _too_long(field, longest)
+        rate = stream.rate
+        resampler = av.AudioResampler(format="flt", layout="mono", rate=rate)
+        pieces, total = [], 0
+        for frame in container.decode(stream):
+            for even in resampler.resample(frame):
+                pieces.append(even.to_ndarray().reshape(-1))
+                total += len(pieces[-1])
+            if total > longest * rate:
                 raise _too_long(field, longest)
-            rate = stream.rate
-            resampler = av.AudioResampler(format="flt", layout="mono", rate=rate)
-            pieces, total = [], 0
-            for frame in container.decode(stream):
-                for even in resampler.resample(frame):
-                    pieces.append(even.to_ndarray().reshape(-1))
-                    total += len(pieces[-1])
-                if total > longest * rate:
-                    raise _too_long(field, longest)
-    except (av.FFmpegError, ValueError, EOFError) as error:
-        raise _error(Reason.MEDIA_INVALID, field, f"is not a recording that can be decoded: {_cause(error)}") from error
     return np.concatenate(pieces) if pieces else np.zeros(0, np.float32), rate
 
 
