@@ -16,7 +16,7 @@ from tools.train_tiny.image.networks import Painter
 from tools.train_tiny.image.sampling import sample
 from tools.train_tiny.optimize import Losses
 
-MIX = (0.20, 0.30, 0.17, 0.15, 0.09, 0.09)
+MIX = (0.18, 0.32, 0.19, 0.14, 0.12, 0.05)
 """Share of each kind of picture in a batch."""
 _TOGETHER = 16
 """Batches that are drawn at once."""
