@@ -19,7 +19,7 @@ from omni.rpc.errors import (
     UnavailableError,
 )
 from omni.v1 import generate_pb2, generate_pb2_grpc
-from tests.contract.rpc_echo import Echo, request, running
+from tests.contract.rpc_echo import SERVICE, Echo, request, running
 
 
 def same(left: OmniError, right: OmniError) -> bool:
@@ -169,3 +169,29 @@ async def test_a_server_that_cannot_be_reached_is_unavailable():
             await generate_pb2_grpc.OmniServiceStub(channel).ListModels(generate_pb2.ListModelsRequest(), timeout=5)
     error = OmniError.from_rpc_error(caught.value)
     assert (type(error), error.reason) == (UnavailableError, Reason.UNREACHABLE)
+
+
+UNDECODABLE = b"\xff\xff\xff"
+
+
+@pytest.mark.parametrize("method", ["ListModels", "Generate", "Attach"])
+async def test_bytes_that_are_no_message_are_the_senders_fault(method: str, caplog: pytest.LogCaptureFixture):
+    async def read_all(requests, _context):
+        async with asyncio.TaskGroup() as group:
+            group.create_task(anext(requests))
+
+    async with running(Echo(on_attach=read_all)) as it:
+        path = f"/{SERVICE}/{method}"
+        if method == "Attach":
+            call = it.channel.stream_stream(path)(iter([UNDECODABLE]), timeout=5, metadata=[("x-request-id", "req-7")])
+        else:
+            call = it.channel.unary_stream(path)(UNDECODABLE, timeout=5, metadata=[("x-request-id", "req-7")])
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call.read()
+        error = OmniError.from_rpc_error(caught.value)
+        counted = it.registry.get_sample_value("omni_rpc_requests_total", {"method": path, "code": "INVALID_ARGUMENT"})
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert (error.reason, error.request_id) == (Reason.BAD_REQUEST, "req-7")
+    assert "3 bytes cannot be decoded" in error.message
+    assert counted == 1
+    assert caplog.records == []

@@ -4,8 +4,8 @@
 2. deadline: the caller's deadline ends the handler and is known to it;
 3. request id and trace context, taken over from the caller or made;
 4. metrics: in flight, ended by code, latency;
-5. validation of the request message against the contract (methods that take one message; a stream's messages are
-   checked by its session where they matter, so that nothing is spent on the others).
+5. the request message, decoded and validated against the contract (methods that take one message; a stream's messages
+   are checked by its session where they matter, so that nothing is spent on the others).
 
 Each is wrapped round a method once, when the method is first called, and costs nothing per message of a stream.
 """
@@ -22,7 +22,7 @@ import grpc
 
 from omni.rpc import context as call_context
 from omni.rpc import logs, tracing
-from omni.rpc.errors import DETAILS_KEY, OmniError, Reason, clip
+from omni.rpc.errors import DETAILS_KEY, MAX_MESSAGE_BYTES, OmniError, Reason, clip
 from omni.rpc.metrics import RpcMetrics
 from omni.rpc.validation import validate
 
@@ -61,8 +61,9 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             return handler
         for layer in reversed(self._layers):
             behaviour = layer(method, handler, behaviour)
+        # What gRPC itself decodes before a handler runs is out of reach: one message is decoded by the last layer.
         wrapped = _MAKERS[handler.request_streaming, handler.response_streaming](
-            behaviour, handler.request_deserializer, handler.response_serializer
+            behaviour, _decoder(handler) if handler.request_streaming else None, handler.response_serializer
         )
         self._wrapped[method] = handler, wrapped
         return wrapped
@@ -83,6 +84,20 @@ def _behaviour(handler: Handler) -> Behaviour | None:
     if inspect.isasyncgenfunction(function):
         return _written(function)
     return function if inspect.iscoroutinefunction(function) else None
+
+
+def _decoder(handler: Handler) -> Callable[[bytes], Any]:
+    """The handler's own decoder; what it cannot decode is the sender's fault, BAD_REQUEST."""
+    decode = handler.request_deserializer or bytes
+
+    def decoded(data: bytes) -> Any:
+        try:
+            return decode(data)
+        except Exception as error:
+            text = f"the request is no message of this method: its {len(data)} bytes cannot be decoded"
+            raise OmniError(Reason.BAD_REQUEST, text) from error
+
+    return decoded
 
 
 def _written(generator: Callable[[Any, Any], AsyncGenerator[Any, None]]) -> Behaviour:
@@ -136,7 +151,7 @@ async def abort(context: Any, error: OmniError) -> None:
     """
     status = error.to_status()
     trailing = (*(context.trailing_metadata() or ()), (DETAILS_KEY, status.SerializeToString()))
-    await context.abort(error.code, clip(error.message, 1024), trailing)
+    await context.abort(error.code, clip(error.message, MAX_MESSAGE_BYTES), trailing)
 
 
 def as_omni_error(error: BaseException) -> OmniError | None:
@@ -232,11 +247,13 @@ def _code(error: BaseException, context: Any) -> str:
 
 
 def check_request(_method: str, handler: Handler, call: Behaviour) -> Behaviour:
-    """Refuses a request message that breaks the contract's constraints."""
+    """Decodes a request message, and refuses one that breaks the contract's constraints."""
     if handler.request_streaming:
         return call
+    decode = _decoder(handler)
 
-    async def checked(request: Any, context: Any) -> Any:
+    async def checked(data: Any, context: Any) -> Any:
+        request = decode(data)
         validate(request)
         return await call(request, context)
 
