@@ -11,13 +11,9 @@ from gateway.media.fetch import Fetcher
 from gateway.media.parts import MediaReader
 from gateway.schemas import ChatRequest, ImagePart, ImageRequest, Message, StageOverride, TextPart
 from omni.rpc.errors import Reason
+from omni.rpc.text import MODALITIES, modality_name, shown
 from omni.v1 import config_pb2, content_pb2, generate_pb2
 
-MODALITIES = {
-    "text": content_pb2.MODALITY_TEXT,
-    "audio": content_pb2.MODALITY_AUDIO,
-    "image": content_pb2.MODALITY_IMAGE,
-}
 FORMATS = {
     name.removeprefix("MEDIA_FORMAT_").lower(): number
     for name, number in config_pb2.MediaFormat.items()
@@ -77,10 +73,10 @@ async def chat(
     made = wanted or list(model.default_outputs)
     for index, modality in enumerate(wanted):
         if modality not in {output.modality for output in model.outputs}:
-            able = ", ".join(sorted({_name(output.modality) for output in model.outputs}))
+            able = ", ".join(sorted({modality_name(output.modality) for output in model.outputs}))
             raise bad_request(
                 "modalities",
-                f"[{index}]: model {body.model} does not make {_name(modality)}; it makes {able}",
+                f"[{index}]: model {body.model} does not make {modality_name(modality)}; it makes {able}",
                 Reason.UNSUPPORTED_MODALITY,
             )
     for output in model.outputs:
@@ -167,7 +163,7 @@ def _overrides(
     kinds = {output.stage: output.kind for output in model.outputs}
     for stage, override in (overrides or {}).items():
         if stage not in model.stages:
-            text = f"model {model.model} has no stage {stage!r}{nearest(stage, model.stages)}"
+            text = f"model {model.model} has no stage {shown(stage)}{nearest(stage, model.stages)}"
             raise bad_request(f"sampling_params.{stage}", f"{text}; it has {', '.join(model.stages)}")
         params = request.params[stage]
         diffusion = kinds.get(stage) == config_pb2.STAGE_KIND_DIFFUSION
@@ -232,7 +228,3 @@ async def _message(into: content_pb2.ChatMessage, message: Message, param: str, 
             into.content.add(media=await reader.image(part, at))
         else:
             into.content.add(media=await reader.audio(part, at))
-
-
-def _name(modality: content_pb2.Modality.ValueType) -> str:
-    return content_pb2.Modality.Name(modality).removeprefix("MODALITY_").lower()

@@ -197,8 +197,9 @@ def generate(
     tls_from: TlsFrom = None,
 ) -> None:
     """Asks a running cluster; text is printed as it comes, files are saved."""
+    from omni.rpc.text import MODALITIES
     from omnid.client.asynchronous import AsyncOmni
-    from omnid.client.types import MODALITIES, Generation
+    from omnid.client.types import Generation
 
     async def ask() -> None:
         made = Generation()

@@ -55,7 +55,7 @@ def writable_folder(path: Path) -> Path:
 
 def modalities(names: list[str] | None) -> list[str] | None:
     """Names of modalities."""
-    from omnid.client.types import MODALITIES
+    from omni.rpc.text import MODALITIES
 
     for name in names or ():
         if name not in MODALITIES:

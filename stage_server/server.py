@@ -21,6 +21,7 @@ from prometheus_client import CollectorRegistry
 from omni.rpc import logs, tracing
 from omni.rpc.address import check_address
 from omni.rpc.channel import make_channel
+from omni.rpc.duration import seconds_of
 from omni.rpc.errors import OmniError, Reason
 from omni.rpc.metrics import serve_metrics
 from omni.rpc.server import make_server
@@ -183,7 +184,7 @@ class StageServer:
             if spec_hash(host.spec) != spec_hash(spec):
                 raise OmniError(Reason.STAGE_FAILED, "the coordinator has another spec now; this process must restart")
             return
-        self._arena = Arena(self._name, self._address.epoch, spec.arena_bytes, spec.lease.ToNanoseconds() / 1e9)
+        self._arena = Arena(self._name, self._address.epoch, spec.arena_bytes, seconds_of(spec.lease))
         self._reader = Reader(self._arena, self._registry, self._client_tls)
         metrics = StageMetrics(self._registry, spec.model, spec.stage)
         engine = models.build(checkpoint.located(spec))

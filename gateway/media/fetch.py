@@ -18,6 +18,7 @@ import httpx
 from gateway.errors import bad_request
 from gateway.media.encoding import too_large
 from omni.rpc.errors import OmniError, Reason
+from omni.rpc.text import shown
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
@@ -131,10 +132,10 @@ class Fetcher:
         try:
             found = await loop.getaddrinfo(url.raw_host.decode("ascii"), port, type=socket.SOCK_STREAM)
         except (socket.gaierror, UnicodeError):
-            raise _failed(param, f"host {url.host!r} is not known") from None
+            raise _failed(param, f"host {shown(url.host)} is not known") from None
         addresses = [ipaddress.ip_address(str(entry[4][0]).split("%")[0]) for entry in found]
         if not addresses or not all(self._allowed(address) for address in addresses):
-            raise _failed(param, f"host {url.host!r} is not on the public internet")
+            raise _failed(param, f"host {shown(url.host)} is not on the public internet")
         return addresses[0]
 
 

@@ -7,7 +7,8 @@ from typing import Any
 from fastapi import APIRouter, Request
 
 from gateway.context import gateway
-from omni.v1 import content_pb2, generate_pb2
+from omni.rpc.text import modality_name
+from omni.v1 import generate_pb2
 
 router = APIRouter()
 
@@ -31,12 +32,8 @@ def _model(model: generate_pb2.Model) -> dict[str, Any]:
         "created": 0,
         "owned_by": "omnid",
         "pipeline": model.pipeline,
-        "input_modalities": [_name(each) for each in model.inputs],
-        "output_modalities": [_name(each.modality) for each in model.outputs],
+        "input_modalities": [modality_name(each) for each in model.inputs],
+        "output_modalities": [modality_name(each.modality) for each in model.outputs],
         "stages": list(model.stages),
         "ready": model.ready,
     }
-
-
-def _name(modality: content_pb2.Modality.ValueType) -> str:
-    return content_pb2.Modality.Name(modality).removeprefix("MODALITY_").lower()

@@ -8,11 +8,13 @@ from typing import Any
 
 from google.protobuf import json_format
 
+from omni.rpc.duration import duration_of
 from omni.rpc.errors import FieldViolation, invalid
+from omni.rpc.text import MODALITIES, modality_name, shown
 from omni.v1 import content_pb2, generate_pb2
 
-MODALITIES = {name.removeprefix("MODALITY_").lower(): number for name, number in content_pb2.Modality.items() if number}
-
+Params = Mapping[str, Mapping[str, Any]]
+"""By stage, in the contract's JSON form: ``{"thinker": {"sampling": {"temperature": 0}}}``."""
 
 LONGEST = 1e9
 """Seconds that a client may give a request; the deployment's own bound is shorter."""
@@ -58,7 +60,7 @@ class Generation:
         self.text += output.text
         self.token_ids.extend(output.token_ids)
         for piece in output.media:
-            name = content_pb2.Modality.Name(piece.modality).removeprefix("MODALITY_").lower()
+            name = modality_name(piece.modality)
             key = name, piece.artifact
             if key not in self._artifacts:
                 self._artifacts[key] = Artifact(name, piece.mime_type, sample_rate=piece.sample_rate)
@@ -70,7 +72,7 @@ def request(
     model: str,
     prompt: str | Sequence[content_pb2.ChatMessage],
     outputs: Sequence[str],
-    params: Mapping[str, Mapping[str, Any]],
+    params: Params,
     timeout: float | None,
 ) -> generate_pb2.GenerateRequest:
     """The contract's request.
@@ -79,7 +81,7 @@ def request(
         OmniError: BAD_REQUEST, for a modality or a parameter that the contract does not have.
     """
     wrong = [
-        FieldViolation(name, f"must be {what}, got {value!r}")
+        FieldViolation(name, f"must be {what}, got {shown(value)}")
         for name, value, right, what in (
             ("model", model, isinstance(model, str), "a name"),
             ("prompt", prompt, _is_prompt(prompt), "a text or a list of ChatMessage"),
@@ -91,7 +93,7 @@ def request(
     ]
     if not wrong:
         allowed = f"is none of {', '.join(MODALITIES)}"
-        wrong = [FieldViolation("outputs", f"{name!r} {allowed}") for name in outputs if name not in MODALITIES]
+        wrong = [FieldViolation("outputs", f"{shown(name)} {allowed}") for name in outputs if name not in MODALITIES]
     if wrong:
         raise invalid(*wrong)
     message = generate_pb2.GenerateRequest(model=model, outputs=[MODALITIES[name] for name in outputs])
@@ -106,7 +108,7 @@ def request(
         except json_format.ParseError as error:
             raise invalid(FieldViolation(f'params["{stage}"]', str(error))) from None
     if timeout is not None:
-        message.timeout.FromNanoseconds(round(timeout * 1e9))
+        message.timeout.CopyFrom(duration_of(timeout))
     return message
 
 
@@ -136,9 +138,3 @@ def output_of(event: generate_pb2.RequestOutput) -> Output:
         step=payload.progress.step,
         steps=payload.progress.steps,
     )
-
-
-Params = Mapping[str, Mapping[str, Any]]
-"""By stage, in the contract's JSON form: ``{"thinker": {"sampling": {"temperature": 0}}}``."""
-
-__all__ = ["Artifact", "Generation", "Output", "Params", "output_of", "request"]

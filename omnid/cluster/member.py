@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from omni.rpc.duration import seconds_of
 from omni.v1 import cluster_pb2, config_pb2, stage_pb2
 from omnid.cluster.health import Progress
 from omnid.orchestrator.link import ReplicaLink
@@ -34,7 +35,7 @@ class Member:
         self.replaced = asyncio.Event()
         self.able = asyncio.Event()
         self.chosen = 0
-        self._progress = Progress(spec.stall.ToNanoseconds() / 1e9, now)
+        self._progress = Progress(seconds_of(spec.stall), now)
         self._foreign = 0
         self._capacity = spec.max_running + spec.max_waiting
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 from omni.rpc import logs
 from omni.rpc.errors import FieldViolation, OmniError, Reason, invalid
+from omni.rpc.text import shown
 from omni.v1 import cluster_pb2, config_pb2, stage_pb2, tensor_pb2
 from omnid.cluster.member import Member
 from omnid.cluster.routing import least_loaded
@@ -52,15 +53,15 @@ class Cluster:
         """
         key = (hello.model, hello.stage)
         if hello.model not in self.pipelines:
-            told = f"no model {hello.model!r}; {nearest(hello.model, self.pipelines)}"
+            told = f"no model {shown(hello.model)}; {nearest(hello.model, self.pipelines)}"
             raise invalid(FieldViolation("hello.model", told), reason=Reason.UNKNOWN_MODEL)
         if key not in self._specs:
             stages = [stage for model, stage in self._specs if model == hello.model]
-            told = f"model {hello.model} has no stage {hello.stage!r}; {nearest(hello.stage, stages)}"
+            told = f"model {hello.model} has no stage {shown(hello.stage)}; {nearest(hello.stage, stages)}"
             raise invalid(FieldViolation("hello.stage", told), reason=Reason.NOT_FOUND)
         name = f"{hello.model}/{hello.stage}/{hello.index}"
         if hello.address.replica != name:
-            told = f"must be {name!r}, got {hello.address.replica!r}"
+            told = f"must be {name!r}, got {shown(hello.address.replica)}"
             raise invalid(FieldViolation("hello.address.replica", told))
         self._joins[name] = self._joins.get(name, 0) + 1
         member = Member(hello, self._specs[key], self._joins[name], self._clock())

@@ -9,7 +9,7 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from pydantic import Field, create_model
 
 from buf.validate import validate_pb2
-from omni.v1 import config_pb2, content_pb2
+from omni.v1 import config_pb2
 from omnid.config.section import Section
 
 _UNSIGNED = {FieldDescriptor.TYPE_UINT32: (1 << 32) - 1, FieldDescriptor.TYPE_UINT64: (1 << 64) - 1}
@@ -64,7 +64,3 @@ FormatName = Literal["pcm16", "wav", "mp3", "flac", "opus", "png", "jpeg", "webp
 
 def format_number(name: FormatName) -> config_pb2.MediaFormat.ValueType:
     return config_pb2.MediaFormat.Value(f"MEDIA_FORMAT_{name.upper()}")
-
-
-def modality_number(name: str) -> content_pb2.Modality.ValueType:
-    return content_pb2.Modality.Value(f"MODALITY_{name.upper()}")

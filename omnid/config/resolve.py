@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path as FilePath
 from typing import Any
 
-from google.protobuf.duration_pb2 import Duration
 from google.protobuf.struct_pb2 import Struct
 
+from omni.rpc.duration import duration_of
+from omni.rpc.text import MODALITIES
 from omni.v1 import config_pb2
-from omnid.config.contract import format_number, modality_number
+from omnid.config.contract import format_number
 from omnid.config.deploy import (
     BOUNDS,
     SETTINGS,
@@ -90,8 +91,8 @@ def _resolve_model(model: ModelSection, pipeline: PipelineConfig, folder: FilePa
             )
             for edge in pipeline.edges
         ],
-        inputs=[modality_number(name) for name in pipeline.inputs],
-        default_outputs=[modality_number(name) for name in pipeline.default_outputs],
+        inputs=[MODALITIES[name] for name in pipeline.inputs],
+        default_outputs=[MODALITIES[name] for name in pipeline.default_outputs],
         placements=[
             config_pb2.Placement(
                 stage=name,
@@ -132,10 +133,10 @@ def _stage_spec(
         engine=_struct(stage.engine),
         defaults=_params(stage.defaults),
         arena_bytes=setting("arena"),
-        lease=_duration(setting("lease")),
-        stall=_duration(setting("stall")),
+        lease=duration_of(setting("lease")),
+        stall=duration_of(setting("stall")),
         sources=pipeline.sources(name),
-        outputs=[modality_number(modality) for modality in topology.outputs],
+        outputs=[MODALITIES[modality] for modality in topology.outputs],
         companions=[
             config_pb2.Companion(role=companion.role, negative_prompt=companion.negative_prompt)
             for companion in topology.companions
@@ -153,12 +154,7 @@ def _checkpoint(written: str, folder: FilePath) -> str:
 
 def _bounds(stage: BoundsSection, model: BoundsSection) -> config_pb2.Bounds:
     chosen = BOUNDS | model.model_dump(exclude_none=True) | stage.model_dump(exclude_none=True)
-    return config_pb2.Bounds(**{name: _duration(seconds) for name, seconds in chosen.items()})
-
-
-def _duration(seconds: float) -> Duration:
-    whole = int(seconds)
-    return Duration(seconds=whole, nanos=round((seconds - whole) * 1e9))
+    return config_pb2.Bounds(**{name: duration_of(seconds) for name, seconds in chosen.items()})
 
 
 def _params(defaults: DefaultsSection) -> config_pb2.StageParams:

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails, PydanticCustomError
 
+from omni.rpc.text import shown
 from omnid.config.document import Document
 from omnid.config.errors import ConfigError, Path, Problem, nearest
 
@@ -82,7 +83,7 @@ def _problem(section: type[Section], document: Document, details: ErrorDetails) 
         return document.problem(path, "must be given")
     if kind == "literal_error":
         allowed = re.findall(r"'([^']*)'", details.get("ctx", {}).get("expected", ""))
-        return document.problem(path, f"got {_shown(value)}; {nearest(value, allowed)}")
+        return document.problem(path, f"got {shown(value)}; {nearest(value, allowed)}")
     message = details["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
     if kind == "model_type" or kind.startswith("dict_"):
         message = "a mapping"
@@ -90,7 +91,7 @@ def _problem(section: type[Section], document: Document, details: ErrorDetails) 
         message = f"must be {message}" if details["msg"].startswith("Input should be ") else message
     elif message.startswith("a "):
         message = f"must be {message}"
-    return document.problem(path, f"got {_shown(value)}; {message}")
+    return document.problem(path, f"got {shown(value)}; {message}")
 
 
 def _written_path(location: tuple[int | str, ...], data: object) -> Path:
@@ -135,8 +136,3 @@ def _inner(kind: object) -> object:
             kind = next(arg for arg in get_args(kind) if arg is not type(None))
         else:
             return kind
-
-
-def _shown(value: object) -> str:
-    shown = repr(value)
-    return shown if len(shown) <= 80 else f"{shown[:77]}..."

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from typing import Any
 
 import grpc
-from google.protobuf.duration_pb2 import Duration
 
+from omni.rpc.duration import duration_of
 from omni.rpc.errors import OmniError, Reason
 from omni.v1 import content_pb2, generate_pb2, stage_pb2, tensor_pb2
 from omnid.orchestrator.batch import WriteBatch, split
@@ -84,7 +84,7 @@ class ReplicaLink:
         for source in run.sources:
             start.sources.add(stage=source.stage.name, role=source.role.role)
         # Its own clock is for when we are gone: ours tells it in time.
-        start.timeout.CopyFrom(_duration(timeout + run.stage.waits.cancel))
+        start.timeout.CopyFrom(duration_of(timeout + run.stage.waits.cancel))
         start.traceparent = request.traceparent
         start.window = WINDOW
         self._batch.wake()
@@ -241,9 +241,3 @@ def _failure(run: Run, error: OmniError) -> Failure:
         error = OmniError(Reason.STAGE_FAILED, f"stage {run.name} failed: {error.message}")
     error.located(request_id=run.request.id, stage=run.stage.name, replica=run.replica)
     return Failure(error.reason, error.message, run.stage.name, run.replica, cause=error)
-
-
-def _duration(seconds: float) -> Duration:
-    duration = Duration()
-    duration.FromNanoseconds(round(seconds * 1e9))
-    return duration

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from omni.rpc.duration import seconds_of
 from omni.v1 import config_pb2
 
 
@@ -152,9 +153,9 @@ def _stage(model: str, spec: config_pb2.StageSpec, edges: list[EdgePlan], to_cli
 
 def _waits(bounds: config_pb2.Bounds) -> Waits:
     return Waits(
-        queue=bounds.queue.ToNanoseconds() / 1e9,
-        first_output=bounds.first_output.ToNanoseconds() / 1e9,
-        gap=bounds.gap.ToNanoseconds() / 1e9,
-        cancel=bounds.cancel.ToNanoseconds() / 1e9,
-        total=bounds.total.ToNanoseconds() / 1e9,
+        queue=seconds_of(bounds.queue),
+        first_output=seconds_of(bounds.first_output),
+        gap=seconds_of(bounds.gap),
+        cancel=seconds_of(bounds.cancel),
+        total=seconds_of(bounds.total),
     )

@@ -5,17 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from omni.rpc.errors import FieldViolation, OmniError, Reason, invalid
+from omni.rpc.text import modality_name, shown
 from omni.v1 import config_pb2, content_pb2, generate_pb2
 from omnid.config.errors import nearest
-
-
-def modality_name(number: int) -> str:
-    """A modality as people write it: MODALITY_TEXT is "text"."""
-    try:
-        name = content_pb2.Modality.Name(content_pb2.Modality.ValueType(number))
-    except ValueError:
-        return str(number)
-    return name.removeprefix("MODALITY_").lower()
 
 
 def find_model(model: str, pipelines: Mapping[str, config_pb2.ResolvedPipeline]) -> config_pb2.ResolvedPipeline:
@@ -26,7 +18,7 @@ def find_model(model: str, pipelines: Mapping[str, config_pb2.ResolvedPipeline])
     """
     pipeline = pipelines.get(model)
     if pipeline is None:
-        raise _error(Reason.UNKNOWN_MODEL, "model", f"no model {model!r}; {nearest(model, pipelines)}")
+        raise _error(Reason.UNKNOWN_MODEL, "model", f"no model {shown(model)}; {nearest(model, pipelines)}")
     return pipeline
 
 
@@ -44,7 +36,7 @@ def check(request: generate_pb2.GenerateRequest, pipeline: config_pb2.ResolvedPi
     stages = [spec.stage for spec in pipeline.stages]
     for name in sorted(request.params):
         if name not in stages:
-            message = f"{pipeline.model} has no stage {name!r}; {nearest(name, stages)}"
+            message = f"{pipeline.model} has no stage {shown(name)}; {nearest(name, stages)}"
             raise _error(Reason.UNKNOWN_PARAMETER, f'params["{name}"]', message)
     _check_prompt(request.prompt, pipeline)
     return frozenset(request.outputs or pipeline.default_outputs)

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 from omni.rpc import context as call_context
+from omni.rpc.duration import seconds_of
 from omni.rpc.errors import OmniError, Reason
 from omni.rpc.options import MAX_REQUEST_BYTES
 from omni.v1 import generate_pb2
@@ -67,7 +68,7 @@ class Desk:
         plan = self._plans.get(key)
         if plan is None:
             plan = self._plans[key] = make_plan(pipeline, outputs, negative=key[2])
-        own = message.timeout.ToNanoseconds() / 1e9 if message.HasField("timeout") else None
+        own = seconds_of(message.timeout) if message.HasField("timeout") else None
         given = [seconds for seconds in (own, remaining) if seconds is not None]
         self.tick()
         request = self.core.submit(

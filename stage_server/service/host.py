@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from omni.rpc import logs
+from omni.rpc.duration import seconds_of
 from omni.rpc.errors import OmniError, Reason
 from omni.v1 import config_pb2, stage_pb2, tensor_pb2
 from stage_server.engines.base import Engine, Event, Failed, Finished
@@ -180,7 +181,7 @@ class StageHost:
         now = time.monotonic()
         if load.steps != self._steps or not (load.running or load.waiting):
             self._steps, self._moved = load.steps, now
-        stall = self.spec.stall.ToNanoseconds() / 1e9
+        stall = seconds_of(self.spec.stall)
         if self.state == stage_pb2.REPLICA_STATE_READY and stall and now - self._moved > stall:
             self.set_state(stage_pb2.REPLICA_STATE_UNHEALTHY, f"has work and made no step for {stall:g} s")
         elif self.state == stage_pb2.REPLICA_STATE_UNHEALTHY and now == self._moved:
@@ -211,5 +212,5 @@ class StageHost:
 
     def _sweep(self) -> None:
         left = self.arena.expire()
-        seconds = self.spec.lease.ToNanoseconds() / 1e9
+        seconds = seconds_of(self.spec.lease)
         self._lease_timer = self._loop.call_later(seconds if left is None else left, self._sweep)

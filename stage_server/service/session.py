@@ -16,6 +16,7 @@ import torch
 from google.rpc import status_pb2
 
 from omni.rpc import tracing
+from omni.rpc.duration import seconds_of
 from omni.rpc.errors import OmniError, Reason
 from omni.rpc.options import MAX_MESSAGE_BYTES
 from omni.rpc.params import overlay
@@ -237,7 +238,7 @@ class Session:
             return self._say(stage_pb2.RunEvent(run=number, failed=failed))
         self._say(stage_pb2.RunEvent(run=number, accepted=stage_pb2.RunAccepted()))
         if start.HasField("timeout"):
-            seconds = start.timeout.ToNanoseconds() / 1e9
+            seconds = seconds_of(start.timeout)
             run.timer = self._loop.call_later(seconds, self._expire, run, run.begun + seconds)
         return None
 

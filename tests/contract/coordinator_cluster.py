@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import grpc
-from google.protobuf.duration_pb2 import Duration
 
+from omni.rpc.duration import duration_of
 from omni.rpc.errors import OmniError, Reason
 from omni.rpc.options import MAX_MESSAGE_BYTES, server_options
 from omni.v1 import cluster_pb2, cluster_pb2_grpc, config_pb2, content_pb2, generate_pb2_grpc, stage_pb2, stage_pb2_grpc
@@ -18,12 +18,6 @@ from omnid.daemon import Daemon
 
 BOUND_S = 10.0
 Script = Callable[["Stage", stage_pb2.RunCommand], None]
-
-
-def seconds(value: float) -> Duration:
-    duration = Duration()
-    duration.FromNanoseconds(round(value * 1e9))
-    return duration
 
 
 def pipeline(*names: str, **bounds: float) -> config_pb2.ResolvedPipeline:
@@ -38,9 +32,9 @@ def pipeline(*names: str, **bounds: float) -> config_pb2.ResolvedPipeline:
             family="synthetic",
             dtype="auto",
             max_running=64,
-            stall=seconds(30),
+            stall=duration_of(30),
             sources=names[place - 1 : place],
-            bounds=config_pb2.Bounds(**{key: seconds(value) for key, value in waits.items()}),
+            bounds=config_pb2.Bounds(**{key: duration_of(value) for key, value in waits.items()}),
             limits=config_pb2.MediaLimits(bytes=8, parts=1),
         )
         if place == 0:

@@ -2,6 +2,8 @@
 
 import re
 
+from omni.rpc.text import shown
+
 _FORM = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+\]|[^:\s\[\]]+):(?P<port>\d+)")
 
 
@@ -13,7 +15,7 @@ def check_address(text: str) -> str:
     """
     found = _FORM.fullmatch(text)
     if found is None or int(found["port"]) > 65535:
-        raise ValueError(f"must be HOST:PORT with a port from 0 to 65535, got {text!r}")
+        raise ValueError(f"must be HOST:PORT with a port from 0 to 65535, got {shown(text)}")
     return text
 
 

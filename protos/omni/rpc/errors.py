@@ -12,9 +12,11 @@ from dataclasses import dataclass
 from typing import Any, Self, cast
 
 import grpc
-from google.protobuf import duration_pb2
 from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2
+
+from omni.rpc.duration import duration_of, seconds_of
+from omni.rpc.text import clip
 
 DOMAIN = "omnid"
 """``ErrorInfo.domain`` of every error that this project makes."""
@@ -154,9 +156,7 @@ class OmniError(Exception):
                 bad.field_violations.add(field=field, description=description)
             status.details.add().Pack(bad)
         if self.retry_after is not None:
-            delay = duration_pb2.Duration()
-            delay.FromNanoseconds(round(self.retry_after * 1e9))
-            status.details.add().Pack(error_details_pb2.RetryInfo(retry_delay=delay))
+            status.details.add().Pack(error_details_pb2.RetryInfo(retry_delay=duration_of(self.retry_after)))
         return status
 
     @staticmethod
@@ -177,7 +177,7 @@ class OmniError(Exception):
             stage=info.metadata.get("stage", ""),
             replica=info.metadata.get("replica", ""),
             fields=[FieldViolation(each.field, each.description) for each in bad.field_violations],
-            retry_after=retry.retry_delay.ToNanoseconds() / 1e9 if retry.HasField("retry_delay") else None,
+            retry_after=seconds_of(retry.retry_delay) if retry.HasField("retry_delay") else None,
         )
 
     @staticmethod
@@ -314,11 +314,3 @@ def reason_of_code(code: int) -> Reason:
 def trailing_metadata(error: grpc.RpcError) -> Iterable[tuple[str, str | bytes]]:
     """Trailing metadata of a failed call, of both of gRPC's Python APIs; empty when the call never began."""
     return cast("Iterable[tuple[str, str | bytes]]", error.trailing_metadata() or ())
-
-
-def clip(text: str, limit: int) -> str:
-    """`text`, cut to `limit` bytes of UTF-8, with an ellipsis where something is missing."""
-    encoded = text.encode("utf-8", "replace")
-    if len(encoded) <= limit:
-        return encoded.decode()
-    return encoded[: limit - 3].decode("utf-8", "ignore") + "…"

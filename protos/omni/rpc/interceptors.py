@@ -22,8 +22,9 @@ import grpc
 
 from omni.rpc import context as call_context
 from omni.rpc import logs, tracing
-from omni.rpc.errors import DETAILS_KEY, MAX_MESSAGE_BYTES, OmniError, Reason, clip
+from omni.rpc.errors import DETAILS_KEY, MAX_MESSAGE_BYTES, OmniError, Reason
 from omni.rpc.metrics import RpcMetrics
+from omni.rpc.text import clip
 from omni.rpc.validation import validate
 
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"

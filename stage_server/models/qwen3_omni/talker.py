@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from omni.rpc.errors import FieldViolation, invalid
+from omni.rpc.text import shown
 from omni.v1 import config_pb2
 from stage_server.device import device
 from stage_server.engines.ar import attention, checkpoint
@@ -129,7 +130,7 @@ class Talker(Decoder[TalkerState]):
     def check(self, run: Run) -> None:
         voices = self._config.talker_config.speaker_id
         if run.params.HasField("voice") and run.params.voice.lower() not in voices:
-            told = f"unknown voice {run.params.voice!r}; there are {', '.join(voices)}"
+            told = f"unknown voice {shown(run.params.voice)}; there are {', '.join(voices)}"
             raise invalid(FieldViolation("params.voice", told))
         refuse_unused(run.params, "format", "diffusion")
         _further(run, Sampling())
