@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import fcntl
 import json
 import os
 import signal
@@ -22,8 +21,9 @@ from gateway.protocol import BoundedHttp
 from gateway.settings import Settings, read_api_keys
 from omni.rpc import logs, tracing
 from omni.rpc.address import check_address, split_address
+from omni.rpc.command import add_logs, add_tls, argument, whole_number, writable_descriptor
 from omni.rpc.options import MIB
-from omni.rpc.tls import ClientTls, stamp
+from omni.rpc.tls import ClientTls, channel_credentials
 
 KEYS_VARIABLE = "OMNI_GATEWAY_API_KEYS"
 _STOP_SECONDS = 5
@@ -33,53 +33,35 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """Command line of ``omni-gateway``."""
     parser = argparse.ArgumentParser(prog="omni-gateway", description="OpenAI's REST API in front of omnid.")
     parser.add_argument(
-        "--coordinator", action="append", type=_target, required=True, metavar="HOST:PORT", help="may be repeated"
+        "--coordinator",
+        action="append",
+        type=argument(check_address),
+        required=True,
+        metavar="HOST:PORT",
+        help="may be repeated",
     )
     parser.add_argument(
-        "--listen", type=_address, default="127.0.0.1:8000", metavar="HOST:PORT", help="port 0: the system chooses"
+        "--listen",
+        type=argument(split_address),
+        default="127.0.0.1:8000",
+        metavar="HOST:PORT",
+        help="port 0: the system chooses",
     )
     parser.add_argument(
-        "--ready-fd", type=_descriptor, metavar="N", help='writes {"http": "HOST:PORT"} there when it serves'
+        "--ready-fd",
+        type=argument(writable_descriptor),
+        metavar="N",
+        help='writes {"http": "HOST:PORT"} there when it serves',
     )
     parser.add_argument("--api-key-file", type=Path, help=f"one key a line; {KEYS_VARIABLE} holds more, with commas")
     parser.add_argument("--allow-media-urls", action="store_true", help="fetch http and https URLs of public hosts")
-    parser.add_argument("--max-body-bytes", type=_positive, default=64 * MIB, metavar="N")
-    parser.add_argument("--tls-ca", type=Path, metavar="FILE", help="speak TLS to the coordinators")
-    parser.add_argument("--tls-cert", type=Path, metavar="FILE")
-    parser.add_argument("--tls-key", type=Path, metavar="FILE")
-    parser.add_argument("--log-format", choices=("console", "json"), default="console")
-    parser.add_argument("--log-level", default="INFO", type=str.upper, choices=logs.LEVELS)
+    parser.add_argument("--max-body-bytes", type=argument(whole_number(1, 2**40)), default=64 * MIB, metavar="N")
+    add_tls(parser, ca="speak TLS to the coordinators")
+    add_logs(parser)
     options = parser.parse_args(arguments)
     if not options.tls_ca and (options.tls_cert or options.tls_key):
         parser.error("--tls-cert and --tls-key need --tls-ca")
     return options
-
-
-def _target(text: str) -> str:
-    try:
-        return check_address(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-
-
-def _address(text: str) -> tuple[str, int]:
-    return split_address(_target(text))
-
-
-def _descriptor(text: str) -> int:
-    try:
-        if fcntl.fcntl(int(text), fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
-            raise ValueError
-    except (OSError, OverflowError, ValueError):
-        message = f"must be a descriptor that is open for writing, got {text!r}"
-        raise argparse.ArgumentTypeError(message) from None
-    return int(text)
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"must be a number of bytes, at least 1, got {text!r}")
-    return int(text)
 
 
 def settings_of(options: argparse.Namespace) -> Settings:
@@ -90,7 +72,7 @@ def settings_of(options: argparse.Namespace) -> Settings:
     """
     tls = ClientTls(options.tls_ca, options.tls_cert, options.tls_key) if options.tls_ca else None
     if tls:
-        stamp(tls)
+        channel_credentials(tls)
     return Settings(
         coordinators=tuple(options.coordinator),
         tls=tls,

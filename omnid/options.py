@@ -3,35 +3,27 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import os
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 import typer
 
+from omni.rpc import command, logs
 from omni.rpc.address import check_address
+
+T = TypeVar("T")
 
 
 def address(text: str | None) -> str | None:
     """HOST:PORT."""
-    try:
-        return text and check_address(text)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
+    return _checked(check_address, text)
 
 
 def writable_descriptor(number: int | None) -> int | None:
     """A descriptor that whoever started this process has opened for writing."""
-    if number is None:
-        return None
-    try:
-        mode = fcntl.fcntl(number, fcntl.F_GETFL) & os.O_ACCMODE
-    except (OSError, ValueError, OverflowError):
-        raise typer.BadParameter(f"must be a descriptor that is open, got {number}") from None
-    if mode == os.O_RDONLY:
-        raise typer.BadParameter(f"must be a descriptor that is open for writing, got {number}, which is for reading")
-    return number
+    return _checked(command.writable_descriptor, number)
 
 
 def writable_folder(path: Path) -> Path:
@@ -65,15 +57,21 @@ def modalities(names: list[str] | None) -> list[str] | None:
 
 def log_format(name: str) -> str:
     """How logs are written."""
-    if name not in ("console", "json"):
-        raise typer.BadParameter(f"must be console or json, got {name!r}")
+    if name not in logs.FORMATS:
+        raise typer.BadParameter(f"must be one of {', '.join(logs.FORMATS)}, got {name!r}")
     return name
 
 
 def log_level(name: str) -> str:
     """Least level of logs."""
-    from omni.rpc import logs
-
     if name.upper() not in logs.LEVELS:
         raise typer.BadParameter(f"must be one of {', '.join(logs.LEVELS)}, got {name!r}")
     return name.upper()
+
+
+def _checked(check: Callable[[T], T], given: T | None) -> T | None:
+    """What `check` makes of an option that was given; its ValueError under the option's name."""
+    try:
+        return None if given is None else check(given)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None

@@ -11,7 +11,6 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -21,6 +20,7 @@ from prometheus_client import CollectorRegistry
 from omni.rpc import logs, tracing
 from omni.rpc.address import check_address
 from omni.rpc.channel import make_channel
+from omni.rpc.command import add_logs, add_tls, argument, whole_number
 from omni.rpc.duration import seconds_of
 from omni.rpc.errors import OmniError, Reason
 from omni.rpc.metrics import serve_metrics
@@ -233,44 +233,25 @@ class _StoppedError(Exception):
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """Command line of ``stage-server``."""
     parser = argparse.ArgumentParser(prog="stage-server", description="Serves one replica of one stage of a model.")
-    parser.add_argument("--coordinator", type=_address, required=True, metavar="HOST:PORT", help="omnid's gRPC address")
+    address = argument(check_address)
+    parser.add_argument("--coordinator", type=address, required=True, metavar="HOST:PORT", help="omnid's gRPC address")
     parser.add_argument("--model", required=True, help="name under which the pipeline is served")
     parser.add_argument("--stage", required=True, help="name of the stage in its pipeline")
-    parser.add_argument("--index", type=_number, default=0, help="which of the stage's replicas, from 0")
     parser.add_argument(
-        "--listen", type=_address, default="127.0.0.1:0", metavar="HOST:PORT", help="port 0: the system chooses"
+        "--index", type=argument(whole_number(0, 1023)), default=0, help="which of the stage's replicas"
+    )
+    parser.add_argument(
+        "--listen", type=address, default="127.0.0.1:0", metavar="HOST:PORT", help="port 0: the system chooses"
     )
     parser.add_argument("--advertise", metavar="HOST", help="host by which others reach it; default: where it listens")
-    parser.add_argument("--metrics-port", type=_port, metavar="PORT", help="serves /metrics; 0: the system chooses")
-    parser.add_argument("--tls-ca", type=Path, metavar="FILE", help="speak mutual TLS, and check peers against this")
-    parser.add_argument("--tls-cert", type=Path, metavar="FILE")
-    parser.add_argument("--tls-key", type=Path, metavar="FILE")
-    parser.add_argument("--log-format", choices=("console", "json"), default="console")
-    parser.add_argument("--log-level", default="INFO", type=str.upper, choices=logs.LEVELS)
+    port = argument(whole_number(0, 65535))
+    parser.add_argument("--metrics-port", type=port, metavar="PORT", help="serves /metrics; 0: the system chooses")
+    add_tls(parser, ca="speak mutual TLS, and check peers against this")
+    add_logs(parser)
     options = parser.parse_args(arguments)
     if len({bool(options.tls_ca), bool(options.tls_cert), bool(options.tls_key)}) > 1:
         parser.error("--tls-ca, --tls-cert and --tls-key go together")
     return options
-
-
-def _address(text: str) -> str:
-    try:
-        return check_address(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-
-
-def _number(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"must be a whole number from 0, got {text!r}")
-    return int(text)
-
-
-def _port(text: str) -> int:
-    number = _number(text)
-    if number > 65535:
-        raise argparse.ArgumentTypeError(f"must be a port from 0 to 65535, got {text!r}")
-    return number
 
 
 def main() -> int:

@@ -12,7 +12,7 @@ import grpc
 
 from omni.rpc.duration import duration_of
 from omni.rpc.errors import OmniError, Reason
-from omni.rpc.options import MAX_MESSAGE_BYTES, server_options
+from omni.rpc.options import server_options
 from omni.v1 import cluster_pb2, cluster_pb2_grpc, config_pb2, content_pb2, generate_pb2_grpc, stage_pb2, stage_pb2_grpc
 from omnid.daemon import Daemon
 
@@ -127,7 +127,7 @@ class Stage(stage_pb2_grpc.StageServiceServicer):
     @contextlib.asynccontextmanager
     async def joined(self, coordinator: str) -> AsyncIterator[Stage]:
         """Serves and belongs to the cluster within the block."""
-        server = grpc.aio.server(options=server_options(MAX_MESSAGE_BYTES, channelz=False))
+        server = grpc.aio.server(options=server_options())
         stage_pb2_grpc.add_StageServiceServicer_to_server(self, server)
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()

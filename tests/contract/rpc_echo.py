@@ -68,11 +68,11 @@ class Running:
 
 @asynccontextmanager
 async def running(
-    echo: Echo, *, tls: ServerTls | None = None, client_tls: ClientTls | None = None, **options: Any
+    echo: Echo, *, tls: ServerTls | None = None, client_tls: ClientTls | None = None
 ) -> AsyncIterator[Running]:
-    """Serves `echo` on a free loopback port within the block; `options` are those of `make_server`."""
+    """Serves `echo` on a free loopback port within the block."""
     registry = CollectorRegistry()
-    server = make_server(registry=registry, tls=tls, service_names=[SERVICE], **options)
+    server = make_server(registry=registry, tls=tls, service_names=[SERVICE])
     server.add(generate_pb2_grpc.add_OmniServiceServicer_to_server, echo)
     address = f"localhost:{await server.start('localhost:0')}"
     try:

@@ -174,6 +174,7 @@ async def test_the_process_says_where_it_serves_and_ends_well_on_sigterm(tmp_pat
         (("--listen", "127.0.0.1:0", "--max-body-bytes", "-1"), 2, b"--max-body-bytes"),
         (("--listen", "127.0.0.1:0", "--tls-cert", "x"), 2, b"--tls-ca"),
         (("--listen", "127.0.0.1:0", "--tls-ca", "/nonexistent/ca"), 2, b"/nonexistent/ca"),
+        (("--listen", "127.0.0.1:0", "--tls-ca", __file__), 2, __file__.encode()),
     ],
 )
 async def test_options_that_make_no_sense_are_refused(arguments, status, says):

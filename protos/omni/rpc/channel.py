@@ -2,14 +2,12 @@
 
 import grpc
 
-from omni.rpc.options import MAX_MESSAGE_BYTES, channel_options
+from omni.rpc.options import channel_options
 from omni.rpc.reloading import ReloadingChannel
 from omni.rpc.tls import ClientTls
 
 
-def make_channel(
-    target: str, *, tls: ClientTls | None = None, max_message_bytes: int = MAX_MESSAGE_BYTES
-) -> grpc.aio.Channel:
+def make_channel(target: str, *, tls: ClientTls | None = None) -> grpc.aio.Channel:
     """A channel to `target` ("host:port", or any gRPC target name) of the running event loop.
 
     With `tls` the files are read again when they change, see `omni.rpc.reloading`.
@@ -17,7 +15,7 @@ def make_channel(
     Raises:
         OSError: when a TLS file cannot be read.
     """
-    options = channel_options(max_message_bytes)
+    options = channel_options()
     if tls is None:
         return grpc.aio.insecure_channel(target, options=options)
     return ReloadingChannel(target, tls, options)

@@ -1,6 +1,6 @@
 """Who is being served: request id, trace and deadline of the running task, set by the server's interceptors.
 
-They are context variables, so tasks that a handler starts inherit them. Calls to other servers pass `metadata()` on.
+They are context variables, so tasks that a handler starts inherit them.
 """
 
 import re
@@ -79,9 +79,3 @@ def bound(*, request_id: str = "", traceparent: str = "") -> Iterator[None]:
     finally:
         _request_id.reset(tokens[0])
         _traceparent.reset(tokens[1])
-
-
-def metadata() -> tuple[tuple[str, str], ...]:
-    """Request id and trace context, as metadata of a call that is made on behalf of the running task."""
-    known = ((REQUEST_ID_KEY, _request_id.get()), (TRACEPARENT_KEY, _traceparent.get()))
-    return tuple((key, value) for key, value in known if value)

@@ -205,7 +205,7 @@ def identify(method: str, handler: Handler, call: Behaviour) -> Behaviour:
         request_id = request_id or call_context.new_request_id()
         call_context.enter(request_id=request_id, traceparent=traceparent, logged=logged)
         context.set_trailing_metadata(((call_context.REQUEST_ID_KEY, request_id),))
-        with tracing.span(method, kind="server"):
+        with tracing.span(method):
             return await call(request, context)
 
     return identified

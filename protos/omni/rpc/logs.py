@@ -2,13 +2,12 @@
 
 import logging
 import sys
-from typing import Any, Literal, TextIO
+from typing import Any, Literal, TextIO, get_args
 
 import structlog
 
 Format = Literal["console", "json"]
-
-
+FORMATS = get_args(Format)
 LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
 

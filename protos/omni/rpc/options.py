@@ -32,10 +32,10 @@ IDEMPOTENT = (
 Options = list[tuple[str, str | int]]
 
 
-def _common(max_message_bytes: int) -> Options:
+def _common() -> Options:
     return [
-        ("grpc.max_receive_message_length", max_message_bytes),
-        ("grpc.max_send_message_length", max_message_bytes),
+        ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+        ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
         ("grpc.keepalive_timeout_ms", round(KEEPALIVE_TIMEOUT_S * 1000)),
         ("grpc.http2.ping_timeout_ms", round(KEEPALIVE_TIMEOUT_S * 1000)),  # or a minute, whatever keepalive says
         ("grpc.keepalive_permit_without_calls", 1),
@@ -43,21 +43,21 @@ def _common(max_message_bytes: int) -> Options:
     ]
 
 
-def server_options(max_message_bytes: int, *, channelz: bool) -> Options:
+def server_options() -> Options:
     """Options of a server; SO_REUSEPORT is off, so a port that is taken is an error and not a shared port."""
     return [
-        *_common(max_message_bytes),
+        *_common(),
         ("grpc.http2.min_ping_interval_without_data_ms", round(MIN_PING_INTERVAL_S * 1000)),
         ("grpc.http2.min_recv_ping_interval_without_data_ms", round(MIN_PING_INTERVAL_S * 1000)),
         ("grpc.so_reuseport", 0),
-        ("grpc.enable_channelz", int(channelz)),
+        ("grpc.enable_channelz", 1),
     ]
 
 
-def channel_options(max_message_bytes: int) -> Options:
+def channel_options() -> Options:
     """Options of a channel: as the server's, with retries of the idempotent calls."""
     return [
-        *_common(max_message_bytes),
+        *_common(),
         ("grpc.keepalive_time_ms", round(KEEPALIVE_S * 1000)),
         ("grpc.initial_reconnect_backoff_ms", 100),
         ("grpc.min_reconnect_backoff_ms", 100),

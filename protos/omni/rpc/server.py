@@ -1,18 +1,22 @@
 """The one way to make a server."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import grpc
+from grpc_channelz.v1 import channelz, channelz_pb2
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
 from prometheus_client import CollectorRegistry
 
 from omni.rpc.interceptors import CallInterceptor
 from omni.rpc.metrics import RpcMetrics
-from omni.rpc.options import MAX_MESSAGE_BYTES, server_options
+from omni.rpc.options import server_options
 from omni.rpc.tls import ServerTls, server_credentials
 
 Servicer = TypeVar("Servicer")
+
+_CHANNELZ: str = channelz_pb2.DESCRIPTOR.services_by_name["Channelz"].full_name
 
 
 class Health:
@@ -78,9 +82,6 @@ def make_server(
     *,
     registry: CollectorRegistry,
     tls: ServerTls | None = None,
-    max_message_bytes: int = MAX_MESSAGE_BYTES,
-    reflection: bool = True,
-    channelz: bool = True,
     service_names: Sequence[str] = (),
 ) -> Server:
     """A server with the interceptors, health, reflection, channelz, limits and keepalive that all of ours have.
@@ -88,34 +89,14 @@ def make_server(
     Args:
         registry: where the metrics of its calls go.
         tls: files to serve TLS with; None: plain text.
-        max_message_bytes: largest message either way.
-        reflection: whether clients may ask for the contract.
-        channelz: whether clients may ask for the state of connections.
         service_names: full names of the services to be added, for reflection and health.
     """
     core = grpc.aio.server(
         interceptors=[CallInterceptor(RpcMetrics(registry))],
-        options=server_options(max_message_bytes, channelz=channelz),
+        options=server_options(),
     )
     server = Server(core, tls, service_names)
     health_pb2_grpc.add_HealthServicer_to_server(server.health.servicer, core)
-    names = [*service_names, health.SERVICE_NAME]
-    if channelz:
-        names.append(_add_channelz(core))
-    if reflection:
-        _add_reflection(core, names)
-    return server
-
-
-def _add_channelz(core: Any) -> str:
-    from grpc_channelz.v1 import channelz, channelz_pb2
-
     channelz.add_channelz_servicer(core)
-    name: str = channelz_pb2.DESCRIPTOR.services_by_name["Channelz"].full_name
-    return name
-
-
-def _add_reflection(core: Any, names: Sequence[str]) -> None:
-    from grpc_reflection.v1alpha import reflection
-
-    reflection.enable_server_reflection((*names, reflection.SERVICE_NAME), core)
+    reflection.enable_server_reflection((*service_names, health.SERVICE_NAME, _CHANNELZ, reflection.SERVICE_NAME), core)
+    return server

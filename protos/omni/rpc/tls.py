@@ -139,7 +139,7 @@ def _check(cert: Path | None, key: Path | None, ca: Path | None) -> None:
     """Lets OpenSSL read the files: gRPC itself finds out at the first handshake, and then only in its own log.
 
     Raises:
-        OSError: that names the files; of OpenSSL's errors too.
+        OSError: that names the files.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
@@ -147,5 +147,5 @@ def _check(cert: Path | None, key: Path | None, ca: Path | None) -> None:
             context.load_cert_chain(cert, key)
         if ca:
             context.load_verify_locations(ca)
-    except ssl.SSLError as error:
+    except OSError as error:
         raise OSError(f"TLS files {', '.join(str(file) for file in (cert, key, ca) if file)}: {error}") from error

@@ -14,7 +14,7 @@ from omni.rpc import context
 if TYPE_CHECKING:
     from opentelemetry.context import Context
     from opentelemetry.sdk.trace import TracerProvider
-    from opentelemetry.trace import Link, Tracer
+    from opentelemetry.trace import Tracer
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 Attribute = str | int | float | bool
@@ -53,33 +53,14 @@ def shutdown() -> None:
 
 
 @contextmanager
-def span(
-    name: str,
-    attributes: Mapping[str, Attribute] | None = None,
-    *,
-    links: tuple[str, ...] = (),
-    kind: str = "internal",
-) -> Iterator[None]:
-    """A span around the block, child of the running task's trace context and its context within the block.
-
-    Args:
-        name: what is done: "request", "run thinker".
-        attributes: of the span.
-        links: trace contexts (W3C) of spans that this one reads from.
-        kind: "internal", "server" or "client".
-    """
+def span(method: str) -> Iterator[None]:
+    """A span around a call that is served, child of the running task's trace context and its context in the block."""
     if _tracer is None:
         yield
         return
     from opentelemetry.trace import SpanKind, set_span_in_context
 
-    with _tracer.start_as_current_span(
-        name,
-        context=_parent(context.traceparent()),
-        kind=SpanKind[kind.upper()],
-        attributes=dict(attributes or {}),
-        links=[link for text in links if (link := _link(text)) is not None],
-    ) as current:
+    with _tracer.start_as_current_span(method, context=_parent(context.traceparent()), kind=SpanKind.SERVER) as current:
         carrier: dict[str, str] = {}
         _propagator().inject(carrier, set_span_in_context(current))
         with context.bound(traceparent=carrier.get(context.TRACEPARENT_KEY, "")):
@@ -118,10 +99,3 @@ def _propagator() -> "TraceContextTextMapPropagator":
 
 def _parent(traceparent: str) -> "Context | None":
     return _propagator().extract({context.TRACEPARENT_KEY: traceparent}) if traceparent else None
-
-
-def _link(traceparent: str) -> "Link | None":
-    from opentelemetry.trace import Link, get_current_span
-
-    parent = _parent(traceparent)
-    return Link(get_current_span(parent).get_span_context()) if parent is not None else None
