@@ -20,7 +20,7 @@ from omni.rpc.errors import OmniError, Reason
 from omni.rpc.validation import validate
 from omni.v1 import generate_pb2
 
-Body = TypeVar("Body", bound=BaseModel)
+Body = TypeVar("Body", bound=schemas.Strict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +46,7 @@ async def read(request: Request, schema: type[Body], limit: int) -> Body:
     Raises:
         OmniError: MESSAGE_TOO_LARGE, BAD_REQUEST or UNKNOWN_PARAMETER.
     """
+    request.state.schema = schema
     announced = request.headers.get("content-length", "")
     too_large = OmniError(Reason.MESSAGE_TOO_LARGE, f"the body is too large; at most {limit} bytes are taken")
     if announced.isdecimal() and int(announced) > limit:

@@ -1,7 +1,6 @@
 """Errors as OpenAI's clients know them: one mapping from the error table to HTTP."""
 
 import difflib
-import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -11,8 +10,10 @@ from fastapi.exceptions import HTTPException
 from fastapi.responses import Response
 from pydantic import ValidationError
 
+from gateway.naming import public_error
 from omni.rpc import logs
-from omni.rpc.errors import FieldViolation, OmniError, Reason, invalid
+from omni.rpc.errors import MAX_MESSAGE_BYTES, FieldViolation, OmniError, Reason, invalid
+from omni.rpc.text import clip, shown
 
 _log = logs.get(__name__)
 
@@ -59,19 +60,6 @@ TABLE: dict[Reason, Http] = {
 # What the router's own exceptions say, by HTTP status.
 _ROUTER: dict[int, tuple[str, str]] = {404: ("not_found", "no such path"), 405: ("method_not_allowed", "not allowed")}
 
-# The contract's name of a parameter -> the name that OpenAI's clients send.
-_PUBLIC_NAMES = {
-    "sampling.logprobs": "top_logprobs",
-    "diffusion.steps": "num_inference_steps",
-    "diffusion.outputs": "n",
-    "diffusion.width": "size",
-    "diffusion.height": "size",
-    "voice": "audio.voice",
-    "format": "audio.format",
-}
-_PARAMS = re.compile(r'params\["(?P<stage>[^"]*)"\]\.(?P<path>(?:sampling\.|diffusion\.)?(?P<name>[a-z_]+).*)')
-_MESSAGES = re.compile(r"prompt\.conversation\.(messages\[.*)")
-
 
 def bad_request(param: str, description: str, reason: Reason = Reason.BAD_REQUEST) -> OmniError:
     """An error about one field of the request body, named as its sender named it."""
@@ -84,38 +72,26 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 
-def public_param(field: str) -> str:
-    """The name in OpenAI's body of a field of omni.v1.GenerateRequest; other names are left as they are."""
-    if found := _PARAMS.match(field):
-        if found["name"] == "extra":
-            return f"sampling_params.{found['stage']}.{found['path']}"
-        return _PUBLIC_NAMES.get(found["path"], found["name"])
-    if found := _MESSAGES.match(field):
-        return found[1]
-    return field
-
-
-def _public_message(error: OmniError) -> str:
-    """The message, with fields of the contract under the names that the sender knows."""
-    message = error.message
-    for violation in error.fields:
-        if public := public_param(violation.field):
-            message = message.replace(violation.field, public)
-    return message
-
-
 def body(error: OmniError, request_id: str) -> dict[str, object]:
     """The body of an error answer, or of an error event on a stream."""
     http = TABLE[error.reason]
-    param = public_param(error.fields[0].field) if error.fields else None
+    param = clip(error.fields[0].field, 256) if error.fields else ""
+    return _body(
+        error.message, http.type, http.code, param=param, request_id=error.request_id or request_id, stage=error.stage
+    )
+
+
+def _body(
+    message: str, kind: str, code: str, *, param: str = "", request_id: str = "", stage: str = ""
+) -> dict[str, object]:
     return {
         "error": {
-            "message": _public_message(error),
-            "type": http.type,
+            "message": clip(message, MAX_MESSAGE_BYTES),
+            "type": kind,
             "param": param or None,
-            "code": http.code,
-            "request_id": error.request_id or request_id or None,
-            "stage": error.stage or None,
+            "code": code,
+            "request_id": request_id or None,
+            "stage": stage or None,
         }
     }
 
@@ -148,8 +124,7 @@ def of_validation(error: ValidationError, fields_at: Callable[[tuple[int | str, 
             unknown = True
             description = "is not a known field" + nearest(str(each["loc"][-1]), fields_at(each["loc"][:-1]))
         elif each["type"] != "missing" and isinstance(each["input"], str | int | float | bool):
-            shown = repr(each["input"])
-            description += f", got {shown if len(shown) <= 80 else shown[:77] + '...'}"
+            description += f", got {shown(each['input'])}"
         violations.append(FieldViolation(path, description))
     reason = Reason.UNKNOWN_PARAMETER if unknown and len(violations) == 1 else Reason.BAD_REQUEST
     return invalid(*violations, reason=reason)
@@ -161,7 +136,7 @@ def _path(location: tuple[int | str, ...]) -> str:
     for part in location:
         if isinstance(part, str) and part.startswith("@"):
             continue
-        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
+        text += f"[{part}]" if isinstance(part, int) else f"{'.' if text else ''}{clip(part, 64)}"
     return text
 
 
@@ -173,7 +148,7 @@ async def on_omni_error(request: Request, error: Exception) -> Response:
         _log.warning(
             "request failed", path=request.url.path, error=str(error), request_id=error.request_id or request_id
         )
-    return response(error, request_id)
+    return response(public_error(error, getattr(request.state, "schema", None)), request_id)
 
 
 async def on_http_exception(request: Request, error: Exception) -> Response:
@@ -181,16 +156,8 @@ async def on_http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException) or hasattr(error, "status_code")
     status = error.status_code
     code, message = _ROUTER.get(status, ("http_error", str(getattr(error, "detail", ""))))
-    content = {
-        "error": {
-            "message": f"{request.method} {request.url.path}: {message}",
-            "type": _INVALID,
-            "param": None,
-            "code": code,
-            "request_id": request.state.request_id,
-            "stage": None,
-        }
-    }
+    where = f"{request.method} {clip(request.url.path, 256)}"
+    content = _body(f"{where}: {message}", _INVALID, code, request_id=request.state.request_id)
     headers = {**(getattr(error, "headers", None) or {}), "x-request-id": request.state.request_id}
     return Response(orjson.dumps(content), status, headers, media_type="application/json")
 

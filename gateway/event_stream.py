@@ -20,7 +20,9 @@ from starlette.types import Receive, Scope, Send
 from gateway import answers, errors
 from gateway.answers import Artifact, Wanted
 from gateway.metrics import Stopwatch
+from gateway.naming import public_error
 from gateway.presence import while_connected
+from gateway.schemas import ChatRequest
 from gateway.settings import Settings
 from gateway.upstream import Call
 from omni.rpc import logs
@@ -183,8 +185,8 @@ class EventStream(Response):
                 events = await self._call.events(self._settings.heartbeat_s)
                 body = b"" if events else _HEARTBEAT
         except OmniError as error:
-            located = error.located(request_id=self._call.request_id)
-            await self._send(send, b"data: " + orjson.dumps(errors.body(located, "")) + b"\n\n")
+            told = errors.body(public_error(error, ChatRequest), self._call.request_id)
+            await self._send(send, b"data: " + orjson.dumps(told) + b"\n\n")
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _send(self, send: Send, body: bytes) -> None:
