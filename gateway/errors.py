@@ -27,6 +27,8 @@ class Http:
     code: str
 
 
+_MOST_MISTAKES = 16
+"""Of one body, that its sender is told."""
 _INVALID = "invalid_request_error"
 TABLE: dict[Reason, Http] = {
     Reason.BAD_REQUEST: Http(400, _INVALID, "invalid_value"),
@@ -68,7 +70,7 @@ def bad_request(param: str, description: str, reason: Reason = Reason.BAD_REQUES
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """' (did you mean ...?)' when one of `known` looks like `name`, else ''."""
-    close = difflib.get_close_matches(name, list(known), 1, 0.6)
+    close = difflib.get_close_matches(name[:64], list(known), 1, 0.6)
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 
@@ -117,7 +119,7 @@ def of_validation(error: ValidationError, fields_at: Callable[[tuple[int | str, 
     """
     violations = []
     unknown = False
-    for each in error.errors(include_url=False, include_input=True):
+    for each in error.errors(include_url=False, include_input=True)[:_MOST_MISTAKES]:
         path = _path(each["loc"])
         description = each["msg"].removeprefix("Value error, ")
         if each["type"] == "extra_forbidden":

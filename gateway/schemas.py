@@ -8,10 +8,20 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, field_validator, model_validator
 
 UINT64_MAX = 2**64 - 1
 MAX_TEXT = 4 * 1024 * 1024
+MAX_FIELDS = 100
+"""Of one object."""
+
+
+def _few(value: Any) -> Any:
+    """`value`, when it is no object of too many fields. Each mistake in a body costs a kilobyte and its time: such an
+    object, or a list that is not left at its first wrong entry, would hold up everybody else."""
+    if isinstance(value, dict) and len(value) > MAX_FIELDS:
+        raise ValueError(f"must have at most {MAX_FIELDS} fields, got {len(value)}")
+    return value
 
 
 class Strict(BaseModel):
@@ -20,6 +30,11 @@ class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
     PUBLIC: ClassVar[Mapping[str, str]] = {}
     """Fields that stand elsewhere in this body than in omni.v1.StageParams, by the path that they have there."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_few_fields(cls, value: Any) -> Any:
+        return _few(value)
 
 
 class TextPart(Strict):
@@ -72,7 +87,8 @@ def _content_tag(value: Any) -> str | None:
 
 
 Content = Annotated[
-    Annotated[str, Tag("@text")] | Annotated[list[ContentPart], Field(min_length=1, max_length=256), Tag("@parts")],
+    Annotated[str, Tag("@text")]
+    | Annotated[list[ContentPart], Field(min_length=1, max_length=256, fail_fast=True), Tag("@parts")],
     Discriminator(
         _content_tag,
         custom_error_type="content",
@@ -165,10 +181,13 @@ class StageOverride(Strict):
     """What only this model family knows."""
 
 
+Overrides = Annotated[dict[str, StageOverride], BeforeValidator(_few)]
+
+
 class ChatRequest(Strict):
     PUBLIC = {"voice": "audio.voice", "format": "audio.format", "sampling.logprobs": "top_logprobs"}
     model: str = Field(min_length=1, max_length=128)
-    messages: list[Message] = Field(min_length=1, max_length=4096)
+    messages: list[Message] = Field(min_length=1, max_length=4096, fail_fast=True)
     modalities: list[Literal["text", "audio", "image"]] | None = Field(None, min_length=1, max_length=3)
     audio: AudioParam | None = None
     temperature: float | None = Field(None, ge=0, le=2)
@@ -190,7 +209,7 @@ class ChatRequest(Strict):
     min_tokens: int | None = Field(None, ge=0, le=1_048_576)
     ignore_eos: bool | None = None
     stop_token_ids: list[Annotated[int, Field(ge=0, lt=2**32)]] | None = Field(None, max_length=256)
-    sampling_params: dict[str, StageOverride] | None = Field(None, max_length=64)
+    sampling_params: Overrides | None = None
     """By name of the stage; beats the fields above."""
     # Known, and allowed at their neutral values only.
     n: Any = None
@@ -297,7 +316,7 @@ class ImageRequest(Strict):
     num_inference_steps: int | None = Field(None, ge=1, le=1000)
     guidance_scale: float | None = Field(None, ge=0, le=100)
     negative_prompt: str | None = Field(None, max_length=65536)
-    sampling_params: dict[str, StageOverride] | None = Field(None, max_length=64)
+    sampling_params: Overrides | None = None
     # Known, and allowed at their neutral values only.
     background: Any = None
     output_compression: Any = None

@@ -11,7 +11,7 @@ from gateway.media.fetch import Fetcher
 from gateway.media.parts import MediaReader
 from gateway.schemas import ChatRequest, ImagePart, ImageRequest, Message, StageOverride, TextPart
 from omni.rpc.errors import Reason
-from omni.rpc.text import MODALITIES, modality_name, shown
+from omni.rpc.text import MODALITIES, clip, modality_name, shown
 from omni.v1 import config_pb2, content_pb2, generate_pb2
 
 FORMATS = {
@@ -164,7 +164,7 @@ def _overrides(
     for stage, override in (overrides or {}).items():
         if stage not in model.stages:
             text = f"model {model.model} has no stage {shown(stage)}{nearest(stage, model.stages)}"
-            raise bad_request(f"sampling_params.{stage}", f"{text}; it has {', '.join(model.stages)}")
+            raise bad_request(f"sampling_params.{clip(stage, 64)}", f"{text}; it has {', '.join(model.stages)}")
         params = request.params[stage]
         diffusion = kinds.get(stage) == config_pb2.STAGE_KIND_DIFFUSION
         for name, value in override.model_dump(exclude_none=True).items():
