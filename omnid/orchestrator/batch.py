@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Generic, TypeVar
 
 from google.protobuf.message import Message
@@ -48,6 +48,22 @@ class WriteBatch(Generic[M]):
         self._woken = False
         message, self.message = self.message, self._make()
         return message
+
+
+async def write_out(
+    batch: WriteBatch[M], field: str, at_work: Callable[[], bool], write: Callable[[M], Awaitable[None]]
+) -> None:
+    """Writes what comes into `batch` until nothing is at work and all of it is written.
+
+    Args:
+        batch: filled by others, and woken when `at_work` has become false.
+        field: the repeated message that its messages are split by.
+        at_work: whether more may come.
+        write: gets each message; one without entries is nothing to send, but somebody has woken the batch.
+    """
+    while at_work() or len(getattr(batch.message, field)):
+        for part in split(await batch.take(), field):
+            await write(part)
 
 
 def split(message: M, field: str) -> Iterator[M]:

@@ -9,7 +9,7 @@ from omni.rpc import context as call_context
 from omni.rpc.errors import FieldViolation, OmniError, invalid
 from omni.rpc.validation import validate
 from omni.v1 import generate_pb2
-from omnid.orchestrator.batch import WriteBatch, split
+from omnid.orchestrator.batch import WriteBatch, write_out
 from omnid.orchestrator.clients import StreamClient
 from omnid.orchestrator.ports import Failure
 from omnid.orchestrator.request import Request
@@ -26,7 +26,7 @@ class AttachSession:
         self._listening = True
         """The caller may still send credits."""
         self._written = 0
-        """Events that were written, less the credits that came: a credit for what was not written counts for nothing,
+        """Events that were sent, less the credits that came: a credit for what was not sent counts for nothing,
         or a caller that never reads could have everything made and kept here."""
 
     async def read(self, messages: AsyncIterator[generate_pb2.OmniServiceAttachRequest]) -> None:
@@ -39,18 +39,16 @@ class AttachSession:
 
     async def write(self, context: Any) -> None:
         """Writes events until the caller has said all and everything that it asked for has ended."""
-        while self._listening or self._requests:
-            message = await self._batch.take()
-            await self._write(context, message)
+
+        async def write(message: generate_pb2.OmniServiceAttachResponse) -> None:
+            # Counted before: a credit may come before this side hears that the message was written.
+            self._written += len(message.events)
+            if message.events:
+                await context.write(message)
             if not self._listening:
                 self._credit_all()
-        await self._write(context, self._batch.message)
 
-    async def _write(self, context: Any, message: generate_pb2.OmniServiceAttachResponse) -> None:
-        if message.events:
-            for part in split(message, "events"):
-                await context.write(part)
-                self._written += len(part.events)
+        await write_out(self._batch, "events", lambda: bool(self._listening or self._requests), write)
 
     def close(self) -> None:
         """The stream has ended: so have its requests."""

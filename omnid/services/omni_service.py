@@ -7,13 +7,22 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from omni.rpc import context as call_context
-from omni.rpc.errors import OmniError
 from omni.v1 import config_pb2, generate_pb2, generate_pb2_grpc
-from omnid.orchestrator.batch import WriteBatch, split
-from omnid.orchestrator.clients import StreamClient
+from omnid.orchestrator.batch import WriteBatch, write_out
+from omnid.orchestrator.clients import StreamClient, error_of
+from omnid.orchestrator.ports import Failure
 from omnid.services.attach import AttachSession
 from omnid.services.checks import find_model, limits_of
 from omnid.services.desk import Desk
+
+
+class _CallClient(StreamClient):
+    """The client of a call of its own: when its request fails, the call's status says so, and no event does."""
+
+    __slots__ = ()
+
+    def failed(self, index: int, failure: Failure) -> None:
+        self._batch.wake()
 
 
 class OmniService(generate_pb2_grpc.OmniServiceServicer):
@@ -28,26 +37,21 @@ class OmniService(generate_pb2_grpc.OmniServiceServicer):
         batch = WriteBatch(generate_pb2.GenerateResponse)
         work = self._desk.submit(
             request,
-            StreamClient(batch, 0),
+            _CallClient(batch, 0),
             traceparent=call_context.traceparent(),
             remaining=call_context.remaining(),
         )
+
+        async def write(message: generate_pb2.GenerateResponse) -> None:
+            if message.events:
+                await context.write(message)
+            self._desk.tick()
+            work.credit_all()
+
         try:
-            while True:
-                message = await batch.take()
-                last = message.events[-1] if message.events else None
-                failed = last.failed if last is not None and last.HasField("failed") else None
-                if failed is not None:
-                    del message.events[-1]
-                if message.events:
-                    for part in split(message, "events"):
-                        await context.write(part)
-                if failed is not None:
-                    raise OmniError.from_status(failed)
-                if work.ended and not batch.message.events:
-                    return
-                self._desk.tick()
-                work.credit_all()
+            await write_out(batch, "events", lambda: not work.ended, write)
+            if work.failure is not None:
+                raise error_of(work.failure, work.id)
         finally:
             if not work.ended:
                 self._desk.tick()
