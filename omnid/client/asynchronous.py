@@ -15,6 +15,9 @@ from omni.v1 import content_pb2, generate_pb2
 from omni.v1.generate_pb2_grpc import OmniServiceStub
 from omnid.client.types import Generation, Output, Params, output_of, request
 
+_ANSWER_SECONDS = 30.0
+"""For a coordinator to say what it serves."""
+
 
 class AsyncOmni:
     """A coordinator at `target`; ``async with`` closes the connection."""
@@ -38,7 +41,7 @@ class AsyncOmni:
             OmniError: when the coordinator cannot be asked.
         """
         try:
-            listed = await self._stub.ListModels(generate_pb2.ListModelsRequest())
+            listed = await self._stub.ListModels(generate_pb2.ListModelsRequest(), timeout=_ANSWER_SECONDS)
         except grpc.aio.AioRpcError as error:
             raise OmniError.from_rpc_error(error) from error
         return list(listed.models)

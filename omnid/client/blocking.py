@@ -6,9 +6,10 @@ import asyncio
 import contextlib
 import sys
 import threading
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from concurrent.futures import CancelledError, Future
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 import uvloop
 
@@ -18,7 +19,6 @@ from omnid.client.types import Generation, Params
 from omnid.launcher.deployment import prepare
 from omnid.launcher.local import local_cluster
 
-T = TypeVar("T")
 Prompt = str | Sequence[content_pb2.ChatMessage]
 
 
@@ -42,13 +42,20 @@ class Omni:
         self._tls = config.tls_files()
         self._ready_seconds = ready_seconds
         self._loop = uvloop.new_event_loop()
-        self._client: AsyncOmni | None = None
         self._close = asyncio.Event()
         self._up = threading.Event()
         self._failure: BaseException | None = None
-        self._thread = threading.Thread(target=self._serve, name="omni", daemon=True)
+        self._lock = threading.Lock()
+        self._client: AsyncOmni | None = None
+        """None before and after the time in which calls are taken; changed under the lock, as calls are made."""
+        self._calls: set[Future[Any]] = set()
+        self._thread = threading.Thread(target=self._run, name="omni", daemon=True)
         self._thread.start()
-        self._up.wait()
+        try:
+            self._up.wait()
+        except BaseException:
+            self.close()
+            raise
         if self._failure is not None:
             self._thread.join()
             raise self._failure
@@ -74,19 +81,34 @@ class Omni:
 
         Raises:
             OmniError: the first failure; the other requests are then cancelled.
+            RuntimeError: the cluster is closed, or is while they are at work.
         """
-        if self._client is None:
-            raise RuntimeError("the cluster is closed")
         many = isinstance(prompts, list)
         asked: list[Prompt] = prompts if isinstance(prompts, list) else [prompts]
-        answers = self._run(self._all(self._client, model, asked, outputs, params, progress and sys.stderr.isatty()))
+        shown = progress and sys.stderr.isatty()
+        with self._lock:
+            if self._client is None:
+                raise self._ended()
+            work = self._all(self._client, model, asked, outputs, params, shown)
+            call = asyncio.run_coroutine_threadsafe(work, self._loop)
+            self._calls.add(call)
+        call.add_done_callback(self._calls.discard)
+        try:
+            answers = call.result()
+        except CancelledError:
+            raise self._ended() from self._failure
+        finally:
+            call.cancel()  # Of a caller that was interrupted.
         return answers if many else answers[0]
 
     def close(self) -> None:
-        """Stops the cluster; returns when its processes have ended."""
-        if self._thread.is_alive():
+        """Stops the cluster and ends what is at work; returns when its processes have ended. Any thread may call it."""
+        with contextlib.suppress(RuntimeError):  # It has ended.
             self._loop.call_soon_threadsafe(self._close.set)
-            self._thread.join()
+        self._thread.join()
+
+    def _ended(self) -> RuntimeError:
+        return RuntimeError(f"the cluster has ended: {self._failure}" if self._failure else "the cluster is closed")
 
     async def _all(
         self,
@@ -117,28 +139,39 @@ class Omni:
                 raise group.exceptions[0] from None
             return [task.result() for task in running]
 
-    def _run(self, work: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
-
-    def _serve(self) -> None:
-        """The thread's life: cluster up, calls of other threads, cluster down."""
-
-        async def serve() -> None:
-            async with (
-                local_cluster(self._pipelines, grpc="127.0.0.1:0", http=None, tls=self._tls) as cluster,
-                AsyncOmni(cluster.grpc, tls=self._tls.client() if self._tls else None) as client,
-            ):
-                await cluster.ready(self._ready_seconds)
-                self._client = client
+    def _run(self) -> None:
+        """The thread's life."""
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            try:
+                runner.run(self._serve())
+            except BaseException as error:
+                self._failure = error
+            finally:
                 self._up.set()
-                await self._close.wait()
-                self._client = None
 
-        asyncio.set_event_loop(self._loop)
-        try:
-            self._loop.run_until_complete(serve())
-        except BaseException as error:
-            self._failure = error
-        finally:
-            self._up.set()
-            self._loop.close()
+    async def _serve(self) -> None:
+        """Cluster up, calls of other threads, cluster down."""
+        async with (
+            local_cluster(self._pipelines, grpc="127.0.0.1:0", http=None, tls=self._tls) as cluster,
+            AsyncOmni(cluster.grpc, tls=self._tls.client() if self._tls else None) as client,
+        ):
+            closing = asyncio.create_task(self._close.wait())
+            ready = asyncio.create_task(cluster.ready(self._ready_seconds))
+            try:
+                await asyncio.wait((closing, ready), return_when=asyncio.FIRST_COMPLETED)
+                if not closing.done():
+                    await ready
+                    self._client = client
+                    self._up.set()
+                    await closing
+            finally:
+                ready.cancel()
+                closing.cancel()
+                self._take_no_more()
+
+    def _take_no_more(self) -> None:
+        with self._lock:
+            self._client = None
+            calls = list(self._calls)
+        for call in calls:
+            call.cancel()

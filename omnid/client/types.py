@@ -83,9 +83,9 @@ def request(
     wrong = [
         FieldViolation(name, f"must be {what}, got {shown(value)}")
         for name, value, right, what in (
-            ("model", model, isinstance(model, str), "a name"),
+            ("model", model, _is_text(model), "a name"),
             ("prompt", prompt, _is_prompt(prompt), "a text or a list of ChatMessage"),
-            ("outputs", outputs, not isinstance(outputs, str), f"a list of any of {', '.join(MODALITIES)}"),
+            ("outputs", outputs, _are_names(outputs), f"a list of any of {', '.join(MODALITIES)}"),
             ("params", params, _is_params(params), "a mapping of stages to mappings"),
             ("timeout", timeout, _is_timeout(timeout), f"a number of seconds, more than 0 and at most {LONGEST:g}"),
         )
@@ -112,15 +112,30 @@ def request(
     return message
 
 
+def _is_text(given: object) -> bool:
+    """Whether it is a string that can travel: one that holds half of a surrogate pair cannot."""
+    if not isinstance(given, str):
+        return False
+    try:
+        given.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _are_names(given: object) -> bool:
+    return isinstance(given, Sequence) and not isinstance(given, str) and all(isinstance(each, str) for each in given)
+
+
 def _is_prompt(given: object) -> bool:
     if isinstance(given, str):
-        return True
+        return _is_text(given)
     return isinstance(given, Sequence) and all(isinstance(each, content_pb2.ChatMessage) for each in given)
 
 
 def _is_params(given: object) -> bool:
     return isinstance(given, Mapping) and all(
-        isinstance(stage, str) and isinstance(values, Mapping) for stage, values in given.items()
+        _is_text(stage) and isinstance(values, Mapping) for stage, values in given.items()
     )
 
 

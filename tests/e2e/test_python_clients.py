@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 from omni.rpc.errors import InvalidArgumentError, NotFoundError
@@ -37,3 +41,24 @@ def test_errors_have_their_types_and_the_cluster_goes_on(omni: Omni) -> None:
     with pytest.raises(InvalidArgumentError, match="outputs"):
         omni.generate("synthetic", "go", outputs=["smell"])
     assert omni.generate("synthetic", "go").text
+
+
+def test_closing_ends_what_other_threads_have_at_work() -> None:
+    begun = threading.Event()
+
+    class Outputs(list[str]):
+        def __iter__(self) -> Iterator[str]:
+            begun.set()
+            return super().__iter__()
+
+    omni = Omni("synthetic")
+    with ThreadPoolExecutor() as threads:
+        endless = {"a": {"extra": {"delay": 600.0}}}
+        working = threads.submit(omni.generate, "synthetic", "go", outputs=Outputs(["text"]), params=endless)
+        assert begun.wait(30)
+        for closing in [threads.submit(omni.close) for _ in range(3)]:
+            closing.result(30)
+        with pytest.raises(RuntimeError, match="the cluster is closed"):
+            working.result(30)
+    with pytest.raises(RuntimeError, match="the cluster is closed"):
+        omni.generate("synthetic", "go")
