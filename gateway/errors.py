@@ -142,14 +142,17 @@ def _path(location: tuple[int | str, ...]) -> str:
     return text
 
 
+def log_failure(error: OmniError, client_request_id: str) -> None:
+    """Logs a failure that is not the sender's fault, under the coordinator's id and under the sender's."""
+    if TABLE[error.reason].status >= 500:
+        _log.warning("request failed", error=str(error), client_request_id=client_request_id)
+
+
 async def on_omni_error(request: Request, error: Exception) -> Response:
     """FastAPI's handler of `OmniError`."""
     assert isinstance(error, OmniError)
     request_id = request.state.request_id
-    if TABLE[error.reason].status >= 500:
-        _log.warning(
-            "request failed", path=request.url.path, error=str(error), request_id=error.request_id or request_id
-        )
+    log_failure(error, request_id)
     return response(public_error(error, getattr(request.state, "schema", None)), request_id)
 
 

@@ -133,6 +133,7 @@ class EventStream(Response):
         chunks: Chunks,
         watch: Stopwatch,
         settings: Settings,
+        client_request_id: str,
     ) -> None:
         """
         Args:
@@ -141,6 +142,8 @@ class EventStream(Response):
             chunks: makes the body.
             watch: measures the request.
             settings: heartbeat, and how long a client may stall.
+            client_request_id: the sender's own, or the one that was made for it; for logs, and for the answer when the
+                coordinator has not said its own in time.
         """
         self.status_code = 200
         self.background = None
@@ -150,7 +153,8 @@ class EventStream(Response):
         self._chunks = chunks
         self._watch = watch
         self._settings = settings
-        self.init_headers({**_HEADERS, "x-request-id": call.request_id})
+        self._client_request_id = client_request_id
+        self.init_headers({**_HEADERS, "x-request-id": call.request_id or client_request_id})
         del self.headers["content-length"]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -158,7 +162,12 @@ class EventStream(Response):
             try:
                 await while_connected(receive, self._write(send))
             except (OmniError, TimeoutError) as error:
-                _log.info("client gone", request_id=self._call.request_id, why=str(error))
+                _log.info(
+                    "client gone",
+                    request_id=self._call.request_id,
+                    client_request_id=self._client_request_id,
+                    why=str(error),
+                )
 
     async def _write(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
@@ -185,7 +194,8 @@ class EventStream(Response):
                 events = await self._call.events(self._settings.heartbeat_s)
                 body = b"" if events else _HEARTBEAT
         except OmniError as error:
-            told = errors.body(public_error(error, ChatRequest), self._call.request_id)
+            errors.log_failure(error.located(request_id=self._call.request_id), self._client_request_id)
+            told = errors.body(public_error(error, ChatRequest), self._client_request_id)
             await self._send(send, b"data: " + orjson.dumps(told) + b"\n\n")
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 

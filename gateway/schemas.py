@@ -168,8 +168,8 @@ class StageOverride(Strict):
     min_tokens: int | None = Field(None, ge=0, le=1_048_576)
     ignore_eos: bool | None = None
     logprobs: int | None = Field(None, ge=0, le=20)
-    width: int | None = Field(None, ge=16, le=16384)
-    height: int | None = Field(None, ge=16, le=16384)
+    width: int | None = Field(None, ge=1, lt=2**32)
+    height: int | None = Field(None, ge=1, lt=2**32)
     num_inference_steps: int | None = Field(None, ge=1, le=1000)
     guidance_scale: float | None = Field(None, ge=0, le=100)
     negative_prompt: str | None = Field(None, max_length=65536)
@@ -332,7 +332,7 @@ class ImageRequest(Strict):
     @field_validator("size")
     @classmethod
     def _two_sides(cls, value: str | None) -> str | None:
-        if value is not None and not re.fullmatch(r"auto|[1-9][0-9]{1,4}x[1-9][0-9]{1,4}", value):
+        if value is not None and not re.fullmatch(r"auto|[1-9][0-9]{0,4}x[1-9][0-9]{0,4}", value):
             raise ValueError('must be "auto" or WIDTHxHEIGHT in pixels, such as "512x512"')
         return value
 

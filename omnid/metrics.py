@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from omni.rpc import tracing
+from omni.rpc import logs, tracing
 from omni.v1 import content_pb2
 from omnid.orchestrator.request import Request
 
@@ -13,9 +13,12 @@ _TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.25
 _HAND_OFF_SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05, 0.25, 1, 5)
 _RATIOS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 0.75, 1, 1.5, 2, 5, 10)
 
+_log = logs.get(__name__)
+
 
 class CoordinatorMetrics:
-    """What happens in the orchestrator, as metrics; the `Observer` of it. Nothing here is done once a token."""
+    """What happens in the orchestrator, as metrics, and of each request a span and a log line; the `Observer` of it.
+    Nothing here is done once a token."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         def histogram(name: str, text: str, labels: list[str], buckets: tuple[float, ...] = _SECONDS) -> Histogram:
@@ -56,8 +59,14 @@ class CoordinatorMetrics:
         if request.failure is not None:
             outcome = request.failure.reason
         self.requests.labels(model, outcome).inc()
-        attributes = {"omni.request_id": request.id, "omni.model": model, "omni.outcome": outcome}
+        told = {"request_id": request.id, "client_request_id": request.message.client_request_id, "model": model}
+        attributes = {f"omni.{name}": value for name, value in (*told.items(), ("outcome", outcome))}
         tracing.record("request", request.traceparent, times.created, times.ended, attributes)
+        seconds = round(times.ended - times.created, 3)
+        if failure := request.failure:
+            _log.info("request_failed", **told, reason=outcome, why=failure.message, seconds=seconds)
+        else:
+            _log.debug("request_ended", **told, outcome=outcome, seconds=seconds)
         if times.first_start:
             self.queue_wait.labels(model).observe(times.first_start - times.created)
         if outcome != "OK":

@@ -34,8 +34,9 @@ async def create(request: Request) -> Response:
         return Response(orjson.dumps(content), headers=headers, media_type="application/json")
     first = await first_events(call, shared.settings.first_event_s, request)
     with_usage = bool(body.stream_options and body.stream_options.include_usage)
-    chunks = Chunks(call.request_id, wanted, with_usage=with_usage)
-    return EventStream(call, first, chunks, watch, shared.settings)
+    client_request_id = request.state.request_id
+    chunks = Chunks(call.request_id or client_request_id, wanted, with_usage=with_usage)
+    return EventStream(call, first, chunks, watch, shared.settings, client_request_id)
 
 
 async def collect(call: Call, watch: Stopwatch, request: Request) -> answers.Answer:

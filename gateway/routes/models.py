@@ -35,5 +35,6 @@ def _model(model: generate_pb2.Model) -> dict[str, Any]:
         "input_modalities": [modality_name(each) for each in model.inputs],
         "output_modalities": [modality_name(each.modality) for each in model.outputs],
         "stages": list(model.stages),
+        "voices": list(model.voices),
         "ready": model.ready,
     }

@@ -132,6 +132,16 @@ class Cluster:
             if key[0] == model
         )
 
+    def voices(self, model: str) -> dict[str, Sequence[str]]:
+        """Speakers of each stage of a model that has said them."""
+        said = (
+            (key[1], member.load.voices)
+            for key, members in self._members.items()
+            if key[0] == model
+            for member in members.values()
+        )
+        return {stage: voices for stage, voices in said if voices}
+
     def has_been_ready(self, replica: str) -> bool:
         """Whether a replica of that name has ever said that it is ready."""
         return replica in self._been_ready

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from omni.rpc.errors import FieldViolation, OmniError, Reason, invalid
+from omni.rpc.params import check_voice
 from omni.rpc.text import modality_name, shown
 from omni.v1 import config_pb2, content_pb2, generate_pb2
 from omnid.config.errors import nearest
@@ -22,8 +23,16 @@ def find_model(model: str, pipelines: Mapping[str, config_pb2.ResolvedPipeline])
     return pipeline
 
 
-def check(request: generate_pb2.GenerateRequest, pipeline: config_pb2.ResolvedPipeline) -> frozenset[int]:
+def check(
+    request: generate_pb2.GenerateRequest, pipeline: config_pb2.ResolvedPipeline, voices: Mapping[str, Sequence[str]]
+) -> frozenset[int]:
     """Checks a request, sound by the contract, against the model that it asks; gives the outputs to make.
+
+    Args:
+        request: what was asked.
+        pipeline: serves the model.
+        voices: speakers by stage, as far as stages have said them. A stage that speaks begins long after the answer:
+            what is wrong with its voice is said before.
 
     Raises:
         OmniError: INVALID_ARGUMENT by one of its reasons, with the field.
@@ -38,6 +47,8 @@ def check(request: generate_pb2.GenerateRequest, pipeline: config_pb2.ResolvedPi
         if name not in stages:
             message = f"{pipeline.model} has no stage {shown(name)}; {nearest(name, stages)}"
             raise _error(Reason.UNKNOWN_PARAMETER, f'params["{name}"]', message)
+        if name in voices:
+            check_voice(request.params[name], voices[name], f'params["{name}"].voice')
     _check_prompt(request.prompt, pipeline)
     return frozenset(request.outputs or pipeline.default_outputs)
 

@@ -61,7 +61,7 @@ class Desk:
                 text = f"the request has {size} bytes; at most {MAX_REQUEST_BYTES} are taken"
                 raise OmniError(Reason.MESSAGE_TOO_LARGE, text)
             pipeline = find_model(message.model, self.cluster.pipelines)
-            outputs = check(message, pipeline)
+            outputs = check(message, pipeline, self.cluster.voices(pipeline.model))
         except OmniError as error:
             raise error.located(request_id=request_id) from None
         key = (message.model, outputs, negative_prompt(message) is not None)

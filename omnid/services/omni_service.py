@@ -103,4 +103,5 @@ class OmniService(generate_pb2_grpc.OmniServiceServicer):
             stages=[spec.stage for spec in pipeline.stages],
             limits=limits_of(pipeline),
             ready=self._desk.cluster.ready(pipeline.model),
+            voices=[voice for voices in self._desk.cluster.voices(pipeline.model).values() for voice in voices],
         )

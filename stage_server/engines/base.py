@@ -112,6 +112,8 @@ class Load:
     waiting: int = 0
     steps: int = 0
     units: int = 0
+    voices: Sequence[str] = ()
+    """Speakers of a model that is loaded."""
 
 
 class Engine(Protocol):

@@ -198,6 +198,7 @@ class StageHost:
             cancelled_runs=self._outcomes["cancelled"],
             arena=self.arena.load(),
             detail=self.detail,
+            voices=load.voices,
         )
 
     def close(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 import grpc
@@ -64,13 +64,14 @@ def handle(owner: str, lease: int) -> content_pb2.Payload:
 class Stage(stage_pb2_grpc.StageServiceServicer):
     """A stage server whose answers a script decides, command by command."""
 
-    def __init__(self, name: str, script: Script) -> None:
+    def __init__(self, name: str, script: Script, voices: Sequence[str] = ()) -> None:
         self.name = name
         self.replica = f"m/{name}/0"
         self.commands: list[stage_pb2.RunCommand] = []
         self.released: list[int] = []
         self.replicas: list[str] = []
         self._script = script
+        self._voices = voices
         self._events: asyncio.Queue[stage_pb2.StageServiceAttachResponse] = asyncio.Queue()
         self._seen = asyncio.Condition()
 
@@ -139,7 +140,7 @@ class Stage(stage_pb2_grpc.StageServiceServicer):
             await call.write(cluster_pb2.JoinRequest(hello=hello))
             spec = await call.read()
             assert spec.spec.stage == self.name
-            load = stage_pb2.ReplicaLoad(state=stage_pb2.REPLICA_STATE_READY)
+            load = stage_pb2.ReplicaLoad(state=stage_pb2.REPLICA_STATE_READY, voices=self._voices)
             await call.write(cluster_pb2.JoinRequest(load=load))
             try:
                 yield self

@@ -7,8 +7,10 @@ from typing import Any
 
 import grpc
 import pytest
+import structlog
 from coordinator_cluster import BOUND_S, Stage, cluster, handle, pipeline
 
+import omnid.metrics
 from omni.rpc.errors import OmniError, Reason
 from omni.rpc.options import MAX_REQUEST_BYTES
 from omni.v1 import content_pb2, generate_pb2, stage_pb2
@@ -359,3 +361,37 @@ async def test_credits_for_what_was_not_written_make_nothing_more_be_made() -> N
             async with asyncio.timeout(0.3):
                 await call.read()
         call.cancel()
+
+
+async def test_a_voice_that_a_later_stage_does_not_have_is_refused_before_anything_begins() -> None:
+    first = Stage("a", echo(1))
+    async with cluster(pipeline("a", "b"), first, Stage("b", silent, voices=["Anna", "bo"])) as up:
+        model = (await up.stub.GetModel(generate_pb2.GetModelRequest(model="m"))).model
+        error = await error_of(up.stub.Generate(ask(params={"b": {"voice": "carl"}})))
+        begun = list(first.commands)
+        call = up.stub.Generate(ask(params={"b": {"voice": "ANNA"}}))
+        await first.until(lambda: "start" in first.kinds())
+        call.cancel()
+    assert model.voices == ["Anna", "bo"]
+    assert [str(each) for each in error.fields] == ["params[\"b\"].voice: must be one of Anna, bo, got 'carl'"]
+    assert begun == []
+
+
+async def test_a_failed_request_is_logged_and_traced_under_the_callers_own_id(monkeypatch: Any) -> None:
+    logged: list[dict[str, Any]] = []
+    traced: list[Any] = []
+    monkeypatch.setattr(omnid.metrics, "_log", structlog.wrap_logger(None, processors=[_keep(logged)]))
+    monkeypatch.setattr(omnid.metrics.tracing, "record", lambda *span: traced.append(span[-1]))
+    async with cluster(pipeline("a", first_output=0.1), Stage("a", silent)) as up:
+        error = await error_of(up.stub.Generate(ask(client_request_id="mine")))
+    ids = {"request_id": error.request_id, "client_request_id": "mine"}
+    assert [line["event"] for line in logged if ids.items() <= line.items()] == ["request_failed"]
+    assert traced[0]["omni.client_request_id"] == "mine"
+
+
+def _keep(lines: list[dict[str, Any]]) -> Any:
+    def keep(_logger: Any, _level: str, event: dict[str, Any]) -> Any:
+        lines.append(dict(event))
+        raise structlog.DropEvent
+
+    return keep

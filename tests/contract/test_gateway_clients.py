@@ -147,6 +147,24 @@ async def test_a_stream_that_has_nothing_to_say_sends_comments():
         writer.close()
 
 
+async def test_a_stream_whose_coordinator_says_nothing_at_all_answers_under_the_sender_s_id():
+    async def mute(_turn):
+        pass
+
+    omni = Omni()
+    omni.script = mute
+    async with (
+        http(omni, heartbeat_s=0.05, first_event_s=0.05) as client,
+        client.stream(
+            "POST", "/v1/chat/completions", json=BODY | {"stream": True}, headers={"x-request-id": "mine"}
+        ) as it,
+    ):
+        lines = it.aiter_lines()
+        first = await asyncio.wait_for(anext(lines), BOUND_S)
+    assert it.headers["x-request-id"] == "mine"
+    assert '"id":"chatcmpl-mine"' in first
+
+
 async def test_a_broken_stream_fails_its_requests_with_503_and_the_next_one_is_served():
     omni = Omni()
     omni.script = silent

@@ -79,9 +79,21 @@ def test_a_bad_chat_is_refused_with_the_field_and_what_is_allowed(demo, case: st
     assert "Traceback" not in answer.text
 
 
+def test_a_voice_that_there_is_not_is_refused_before_a_stream_begins(demo) -> None:
+    voiced = {"modalities": ["text", "audio"], "audio": {"voice": "nobody", "format": "pcm16"}, "stream": True}
+    body = {"model": "tiny-omni", "messages": HELLO} | voiced
+    answer = httpx.post(f"{demo.http}/v1/chat/completions", json=body, timeout=30)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, "audio.voice")
+    voices = httpx.get(f"{demo.http}/v1/models/tiny-omni", timeout=30).json()["voices"]
+    assert voices
+    assert f"audio.voice: must be one of {', '.join(voices)}, got 'nobody'" in error["message"]
+
+
 IMAGES: dict[str, tuple[dict[str, Any], str]] = {
     "a model that does not draw": ({"model": "tiny-omni"}, "model"),
     "a size that is no multiple": ({"size": "130x128"}, "size"),
+    "a size below the model's": ({"size": "1x1"}, "size"),
     "a size beyond the model": ({"size": "4096x4096"}, "size"),
     "a size that is none": ({"size": "big"}, "size"),
     "no prompt": ({"prompt": ""}, "prompt"),

@@ -1,8 +1,12 @@
-"""Lays a request's parameters over defaults."""
+"""A request's parameters: laid over defaults, and checked where several processes know what is allowed."""
+
+from collections.abc import Sequence
 
 from google.protobuf import struct_pb2
 from google.protobuf.message import Message
 
+from omni.rpc.errors import FieldViolation, invalid
+from omni.rpc.text import shown
 from omni.v1 import config_pb2
 
 
@@ -16,6 +20,17 @@ def overlay(defaults: config_pb2.StageParams, own: config_pb2.StageParams) -> co
     result.CopyFrom(defaults)
     _lay(result, own)
     return result
+
+
+def check_voice(params: config_pb2.StageParams, voices: Sequence[str], field: str) -> None:
+    """Refuses a voice that is none of `voices`, in any case of its letters.
+
+    Raises:
+        OmniError: BAD_REQUEST, about `field`.
+    """
+    if params.HasField("voice") and params.voice.lower() not in map(str.lower, voices):
+        told = f"must be one of {', '.join(voices)}, got {shown(params.voice)}"
+        raise invalid(FieldViolation(field, told))
 
 
 def _lay(base: Message, top: Message) -> None:

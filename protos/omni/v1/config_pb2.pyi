@@ -226,7 +226,7 @@ Global___SamplingParams: _TypeAlias = SamplingParams  # noqa: Y015
 
 @_typing.final
 class DiffusionParams(_message.Message):
-    """A denoising run. Sizes in pixels."""
+    """A denoising run. Sizes in pixels; which ones there are is the model's to say."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

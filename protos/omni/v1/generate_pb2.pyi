@@ -566,6 +566,7 @@ class Model(_message.Message):
     STAGES_FIELD_NUMBER: _builtins.int
     LIMITS_FIELD_NUMBER: _builtins.int
     READY_FIELD_NUMBER: _builtins.int
+    VOICES_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     pipeline: _builtins.str
     ready: _builtins.bool
@@ -582,6 +583,10 @@ class Model(_message.Message):
 
     @_builtins.property
     def limits(self) -> _config_pb2.MediaLimits: ...
+    @_builtins.property
+    def voices(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Speakers that a request may name, in the model's order, once the stage that speaks is ready."""
+
     def __init__(
         self,
         *,
@@ -593,10 +598,11 @@ class Model(_message.Message):
         stages: _abc.Iterable[_builtins.str] | None = ...,
         limits: _config_pb2.MediaLimits | None = ...,
         ready: _builtins.bool = ...,
+        voices: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["limits", b"limits"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["default_outputs", b"default_outputs", "inputs", b"inputs", "limits", b"limits", "model", b"model", "outputs", b"outputs", "pipeline", b"pipeline", "ready", b"ready", "stages", b"stages"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["default_outputs", b"default_outputs", "inputs", b"inputs", "limits", b"limits", "model", b"model", "outputs", b"outputs", "pipeline", b"pipeline", "ready", b"ready", "stages", b"stages", "voices", b"voices"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -584,6 +584,7 @@ class ReplicaLoad(_message.Message):
     UNITS_FIELD_NUMBER: _builtins.int
     ARENA_FIELD_NUMBER: _builtins.int
     DETAIL_FIELD_NUMBER: _builtins.int
+    VOICES_FIELD_NUMBER: _builtins.int
     state: Global___ReplicaState.ValueType
     running: _builtins.int
     waiting: _builtins.int
@@ -598,6 +599,10 @@ class ReplicaLoad(_message.Message):
     """Why it is unhealthy, or what it is loading."""
     @_builtins.property
     def arena(self) -> Global___ArenaLoad: ...
+    @_builtins.property
+    def voices(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Speakers that its runs may name, in the model's order; empty before it is ready and for a stage without any."""
+
     def __init__(
         self,
         *,
@@ -611,10 +616,11 @@ class ReplicaLoad(_message.Message):
         units: _builtins.int = ...,
         arena: Global___ArenaLoad | None = ...,
         detail: _builtins.str = ...,
+        voices: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["arena", b"arena"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arena", b"arena", "cancelled_runs", b"cancelled_runs", "detail", b"detail", "failed_runs", b"failed_runs", "finished_runs", b"finished_runs", "running", b"running", "state", b"state", "steps", b"steps", "units", b"units", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arena", b"arena", "cancelled_runs", b"cancelled_runs", "detail", b"detail", "failed_runs", b"failed_runs", "finished_runs", b"finished_runs", "running", b"running", "state", b"state", "steps", b"steps", "units", b"units", "voices", b"voices", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -101,6 +101,9 @@ class Decoder(ABC, Generic[StateT]):
     `prepare` or `feed` fails that run alone; one from `forward`, `logits` or `sampled` fails the runs of the step.
     """
 
+    voices: Sequence[str] = ()
+    """Speakers that a run may name; known once the model is loaded, and replaced as a whole."""
+
     @abstractmethod
     def load(self) -> Geometry:
         """Loads the model, with its text attention set to `attention.NAME` (`attention.use(config)`).

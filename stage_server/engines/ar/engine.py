@@ -76,7 +76,7 @@ class ArEngine(Generic[StateT]):
 
     def load(self) -> Load:
         running = len(self._running)
-        return Load(running, len(self._entries) - running, self._steps, self._units)
+        return Load(running, len(self._entries) - running, self._steps, self._units, self._decoder.voices)
 
     def stop(self) -> None:
         """Ends stepping; runs at work are dropped."""

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from omni.rpc.errors import FieldViolation, invalid
-from omni.rpc.text import shown
+from omni.rpc.params import check_voice
 from omni.v1 import config_pb2
 from stage_server.device import device
 from stage_server.engines.ar import attention, checkpoint
@@ -121,6 +120,7 @@ class Talker(Decoder[TalkerState]):
         if not hasattr(talker, "audio_config"):
             talker.audio_config = config.thinker_config.audio_config  # read where pictures and recordings mix
             model.config.audio_config = talker.audio_config
+        self.voices = tuple(talker.speaker_id)
         self._model = model
         self._predictor = CodePredictor(model)
         self._end = talker.codec_eos_token_id
@@ -128,10 +128,7 @@ class Talker(Decoder[TalkerState]):
         return checkpoint.geometry(talker.text_config, model.dtype, device(), self._options.max_length)
 
     def check(self, run: Run) -> None:
-        voices = self._config.talker_config.speaker_id
-        if run.params.HasField("voice") and run.params.voice.lower() not in voices:
-            told = f"unknown voice {shown(run.params.voice)}; there are {', '.join(voices)}"
-            raise invalid(FieldViolation("params.voice", told))
+        check_voice(run.params, self.voices, "params.voice")
         refuse_unused(run.params, "format", "diffusion")
         _further(run, Sampling())
 
