@@ -40,7 +40,15 @@ def make_app(settings: Settings) -> FastAPI:
             app.state.gateway = Gateway(settings, coordinators, metrics, fetcher)
             yield
 
-    app = FastAPI(title="omnid", version=version("omnid"), lifespan=lifespan, docs_url=None, redoc_url=None)
+    # A path with a slash too many is answered here: a redirect would trust the host and scheme that the sender names.
+    app = FastAPI(
+        title="omnid",
+        version=version("omnid"),
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+    )
     for route in (chat, images, models, health):
         app.include_router(route.router)
     app.add_exception_handler(OmniError, errors.on_omni_error)

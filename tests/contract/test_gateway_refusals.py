@@ -211,11 +211,13 @@ async def test_bad_image_requests_are_refused_by_name():
 async def test_paths_and_methods_that_are_not_served_answer_in_the_same_form():
     async with http(Omni()) as client:
         missing = await client.get("/v1/nothing")
+        slash = await client.get("/v1/models/")
         wrong = await client.get("/v1/chat/completions")
         unknown = await client.get("/v1/models/no-such")
         long = await client.get("/v1/models/" + "m" * 5000)
     assert (missing.status_code, wrong.status_code, unknown.status_code) == (404, 405, 404)
     assert unknown.json()["error"]["code"] == "model_not_found"
     assert len(long.content) < 400 and "'mmm" in long.json()["error"]["message"]
-    for answer in (missing, wrong):
+    assert slash.status_code == 404
+    for answer in (missing, wrong, slash):
         assert json.loads(answer.content)["error"]["type"] == "invalid_request_error"
