@@ -41,12 +41,11 @@ def gateway(request: Request) -> Gateway:
 
 
 async def read(request: Request, schema: type[Body], limit: int) -> Body:
-    """The request's body; its size is checked before, and while, it is read.
+    """The request's body, from here on in ``request.state.body`` too; its size is checked before and while it is read.
 
     Raises:
         OmniError: MESSAGE_TOO_LARGE, BAD_REQUEST or UNKNOWN_PARAMETER.
     """
-    request.state.schema = schema
     announced = request.headers.get("content-length", "")
     too_large = OmniError(Reason.MESSAGE_TOO_LARGE, f"the body is too large; at most {limit} bytes are taken")
     if announced.isdecimal() and int(announced) > limit:
@@ -62,13 +61,14 @@ async def read(request: Request, schema: type[Body], limit: int) -> Body:
     except ClientDisconnect:
         raise OmniError(Reason.CANCELLED, "the client hung up before its body had come") from None
     try:
-        return schema.model_validate_json(b"".join(pieces))
+        body = request.state.body = schema.model_validate_json(b"".join(pieces))
     except ValidationError as error:
         first = error.errors(include_input=False, include_url=False)[0]
         if first["type"] == "json_invalid":
             text = first["msg"].removeprefix("Invalid JSON: ")
             raise OmniError(Reason.BAD_REQUEST, f"the body is no valid JSON: {text}") from None
         raise errors.of_validation(error, lambda at: schemas.fields_at(schema, at)) from None
+    return body
 
 
 def json_body(schema: type[BaseModel]) -> dict[str, object]:

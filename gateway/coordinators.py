@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from gateway.upstream import Call, Upstream
 from omni.rpc.channel import make_channel
-from omni.rpc.errors import OmniError, Reason
+from omni.rpc.errors import FieldViolation, OmniError, Reason, invalid
 from omni.rpc.text import shown
 from omni.rpc.tls import ClientTls
 from omni.v1 import generate_pb2
@@ -68,7 +68,8 @@ class Coordinators:
             found = self._known().get(name)
         if found is None:
             names = ", ".join(sorted(self._known())) or "none"
-            raise OmniError(Reason.UNKNOWN_MODEL, f"there is no model {shown(name)}; served: {names}")
+            told = f"there is no model {shown(name)}; served: {names}"
+            raise invalid(FieldViolation("model", told), reason=Reason.UNKNOWN_MODEL)
         return found
 
     async def models(self) -> list[generate_pb2.Model]:

@@ -153,7 +153,7 @@ async def on_omni_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, OmniError)
     request_id = request.state.request_id
     log_failure(error, request_id)
-    return response(public_error(error, getattr(request.state, "schema", None)), request_id)
+    return response(public_error(error, getattr(request.state, "body", None)), request_id)
 
 
 async def on_http_exception(request: Request, error: Exception) -> Response:

@@ -134,6 +134,7 @@ class EventStream(Response):
         watch: Stopwatch,
         settings: Settings,
         client_request_id: str,
+        asked: ChatRequest,
     ) -> None:
         """
         Args:
@@ -144,6 +145,7 @@ class EventStream(Response):
             settings: heartbeat, and how long a client may stall.
             client_request_id: the sender's own, or the one that was made for it; for logs, and for the answer when the
                 coordinator has not said its own in time.
+            asked: what the sender sent, in whose words it is told what fails.
         """
         self.status_code = 200
         self.background = None
@@ -154,6 +156,7 @@ class EventStream(Response):
         self._watch = watch
         self._settings = settings
         self._client_request_id = client_request_id
+        self._asked = asked
         self.init_headers({**_HEADERS, "x-request-id": call.request_id or client_request_id})
         del self.headers["content-length"]
 
@@ -195,7 +198,7 @@ class EventStream(Response):
                 body = b"" if events else _HEARTBEAT
         except OmniError as error:
             errors.log_failure(error.located(request_id=self._call.request_id), self._client_request_id)
-            told = errors.body(public_error(error, ChatRequest), self._client_request_id)
+            told = errors.body(public_error(error, self._asked), self._client_request_id)
             await self._send(send, b"data: " + orjson.dumps(told) + b"\n\n")
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 

@@ -1,29 +1,34 @@
-"""Fields of omni.v1.GenerateRequest under the names that the sender of an OpenAI request knows."""
+"""Errors about omni.v1.GenerateRequest in the words of whoever sent an OpenAI request."""
 
 from __future__ import annotations
 
 import re
 
-from gateway.schemas import ImageRequest, Strict
+from gateway.schemas import ChatRequest, ImageRequest
 from omni.rpc.errors import FieldViolation, OmniError
+
+Body = ChatRequest | ImageRequest
 
 _PARAMS = re.compile(r'params\["(?P<stage>[^"]*)"\]\.?(?P<path>.*)', re.DOTALL)
 _PROMPT = re.compile(r"prompt(?:\.(?:text|token_ids|conversation))?(?:\.messages)?")
 _MEDIA = re.compile(r"\.media(?:\..*)?$")
+_FORMAT = re.compile(r"\bMEDIA_FORMAT_[A-Z0-9]+\b")
 _OF_STAGE = {"steps": "num_inference_steps", "outputs": "n"}
 """Names in `StageOverride` that differ from the contract's."""
+_ELSEWHERE: dict[type[Body], dict[str, str]] = {
+    ChatRequest: {"voice": "audio.voice", "format": "audio.format", "sampling.logprobs": "top_logprobs"},
+    ImageRequest: {"format": "output_format", "diffusion.width": "size", "diffusion.height": "size"},
+}
+"""Fields that stand elsewhere in a body than in omni.v1.StageParams, by the path that they have there."""
 
 
-def public_error(error: OmniError, schema: type[Strict] | None) -> OmniError:
-    """`error` as the sender of a body is to read it.
-
-    Args:
-        error: its fields are the contract's, or the sender's own already.
-        schema: of the body; None: there was none.
-    """
-    if schema is None or not error.fields:
+def public_error(error: OmniError, body: Body | None) -> OmniError:
+    """`error` as the sender of `body` is to read it; its fields are the contract's, or the sender's own already."""
+    if body is None or not error.fields:
         return error
-    fields = [FieldViolation(public_field(each.field, schema), each.description) for each in error.fields]
+    fields = [
+        FieldViolation(public_field(each.field, body), _FORMAT.sub(_format, each.description)) for each in error.fields
+    ]
     if error.message == "; ".join(map(str, error.fields)):
         message = "; ".join(dict.fromkeys(map(str, fields)))
     else:
@@ -41,25 +46,30 @@ def public_error(error: OmniError, schema: type[Strict] | None) -> OmniError:
     )
 
 
-def public_field(field: str, schema: type[Strict]) -> str:
-    """The name in a body of that schema of a field of the contract; other names are left as they are."""
+def public_field(field: str, body: Body) -> str:
+    """The name in `body` of a field of the contract; other names are left as they are."""
     if found := _PARAMS.fullmatch(field):
-        return _of_stage(found["stage"], found["path"], schema)
+        return _of_stage(found["stage"], found["path"], body)
     if field.startswith("outputs"):
         return field.replace("outputs", "modalities", 1)
-    if schema is ImageRequest:
+    if isinstance(body, ImageRequest):
         return "prompt" if _PROMPT.match(field) else field
     return _MEDIA.sub("", _PROMPT.sub("messages", field, count=1) if _PROMPT.match(field) else field)
 
 
-def _of_stage(stage: str, path: str, schema: type[Strict]) -> str:
-    if path in schema.PUBLIC:
-        return schema.PUBLIC[path]
+def _of_stage(stage: str, path: str, body: Body) -> str:
+    """`path` is that of a field in the stage's parameters; it was given for the stage, or for the whole request."""
     kind, _, name = path.partition(".")
-    if kind not in ("sampling", "diffusion"):
-        return f"sampling_params.{stage}" + (f".{path}" if path else "")
-    plain, bracket, rest = name.partition("[")
+    plain, bracket, rest = (name if kind in ("sampling", "diffusion") else path).partition("[")
     plain = _OF_STAGE.get(plain, plain)
-    if plain in schema.model_fields:
-        return plain + bracket + rest
+    own = (body.sampling_params or {}).get(stage)
+    if getattr(own, plain, None) is None:
+        if path in _ELSEWHERE[type(body)]:
+            return _ELSEWHERE[type(body)][path]
+        if plain in type(body).model_fields:
+            return plain + bracket + rest
     return f"sampling_params.{stage}" + (f".{plain}{bracket}{rest}" if plain else "")
+
+
+def _format(found: re.Match[str]) -> str:
+    return found[0].removeprefix("MEDIA_FORMAT_").lower()

@@ -5,8 +5,8 @@ it holds its neutral value; one that would not (``user``, ``store: false`` ...) 
 """
 
 import re
-from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from collections.abc import Iterable
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, field_validator, model_validator
 
@@ -28,8 +28,6 @@ class Strict(BaseModel):
     """Refuses unknown fields and values of another type."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
-    PUBLIC: ClassVar[Mapping[str, str]] = {}
-    """Fields that stand elsewhere in this body than in omni.v1.StageParams, by the path that they have there."""
 
     @model_validator(mode="before")
     @classmethod
@@ -185,7 +183,6 @@ Overrides = Annotated[dict[str, StageOverride], BeforeValidator(_few)]
 
 
 class ChatRequest(Strict):
-    PUBLIC = {"voice": "audio.voice", "format": "audio.format", "sampling.logprobs": "top_logprobs"}
     model: str = Field(min_length=1, max_length=128)
     messages: list[Message] = Field(min_length=1, max_length=4096, fail_fast=True)
     modalities: list[Literal["text", "audio", "image"]] | None = Field(None, min_length=1, max_length=3)
@@ -302,7 +299,6 @@ class ChatRequest(Strict):
 
 
 class ImageRequest(Strict):
-    PUBLIC = {"format": "output_format", "diffusion.width": "size", "diffusion.height": "size"}
     prompt: str = Field(min_length=1, max_length=MAX_TEXT)
     model: str | None = Field(None, min_length=1, max_length=128)
     n: int | None = Field(None, ge=1, le=10)

@@ -75,8 +75,8 @@ async def chat(
         if modality not in {output.modality for output in model.outputs}:
             able = ", ".join(sorted({modality_name(output.modality) for output in model.outputs}))
             raise bad_request(
-                "modalities",
-                f"[{index}]: model {body.model} does not make {modality_name(modality)}; it makes {able}",
+                f"modalities[{index}]",
+                f"model {body.model} does not make {modality_name(modality)}; it makes {able}",
                 Reason.UNSUPPORTED_MODALITY,
             )
     for output in model.outputs:

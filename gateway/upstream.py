@@ -208,21 +208,17 @@ class Upstream:
         """Keeps the stream up until cancelled, with growing pauses between attempts that fail at once."""
         backoff = _FIRST_BACKOFF_S
         while True:
-            was_up = False
             try:
                 await self.list_models()
                 await self._attach()
-                was_up = True
-                trouble = "the coordinator ended the stream"
             except grpc.aio.AioRpcError as error:
-                was_up = self.attached
                 trouble = OmniError.from_rpc_error(error).message
             except OmniError as error:
                 trouble = error.message
             except asyncio.CancelledError:
                 self._detach("the gateway is stopping")
                 raise
-            self._detach(trouble)
+            was_up = self._detach(trouble)
             backoff = _FIRST_BACKOFF_S if was_up else min(backoff * 2, _MAX_BACKOFF_S)
             # A pause, not a poll: spread, so that gateways do not come back to a coordinator all at once.
             await asyncio.sleep(backoff * random.uniform(0.5, 1.0))
@@ -231,32 +227,44 @@ class Upstream:
         """One life of the stream.
 
         Raises:
-            grpc.aio.AioRpcError: when it breaks.
+            OmniError, grpc.aio.AioRpcError: why it has ended.
         """
         stream = self.stub.Attach()
-        writer: asyncio.Task[None] | None = None
+        tasks: list[asyncio.Task[None]] = []
         try:
             async with asyncio.timeout(_CONNECT_BOUND_S):
                 await stream.wait_for_connection()
             self.attached, self.trouble = True, ""
             _log.info("attached", coordinator=self.target, models=sorted(self.models))
             self._changed()
-            writer = asyncio.create_task(self._write(stream))
-            while isinstance(response := await stream.read(), generate_pb2.OmniServiceAttachResponse):
-                for event in response.events:
-                    self._dispatch(event)
-            code = await stream.code()
-            if code is not grpc.StatusCode.OK:
-                raise grpc.aio.AioRpcError(
-                    code, await stream.initial_metadata(), await stream.trailing_metadata(), await stream.details()
-                )
+            # Tasks: cancelling a call does not wake its reader while the other side has said nothing yet.
+            tasks = [asyncio.create_task(self._read(stream)), asyncio.create_task(self._write(stream))]
+            ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+            for task in ended:
+                task.result()
         except TimeoutError:
             raise self._unreachable(f"no stream within {_CONNECT_BOUND_S} s") from None
         finally:
             stream.cancel()
-            if writer:
-                writer.cancel()
-                await asyncio.wait([writer])
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _read(self, stream: "Stream") -> None:
+        """Hands events to their requests.
+
+        Raises:
+            OmniError, grpc.aio.AioRpcError: the stream has ended.
+        """
+        while isinstance(response := await stream.read(), generate_pb2.OmniServiceAttachResponse):
+            for event in response.events:
+                self._dispatch(event)
+        code = await stream.code()
+        if code is not grpc.StatusCode.OK:
+            raise grpc.aio.AioRpcError(
+                code, await stream.initial_metadata(), await stream.trailing_metadata(), await stream.details()
+            )
+        raise self._unreachable("it ended the stream")
 
     def _dispatch(self, event: generate_pb2.RequestEvent) -> None:
         call = self._calls.get(event.request)
@@ -265,11 +273,19 @@ class Upstream:
         elif call.deliver(event):
             del self._calls[event.request]
 
-    async def _write(
-        self,
-        stream: "Stream",
-    ) -> None:
-        """Sends what is waiting, joined; ends with the stream, whose reader says why."""
+    async def _write(self, stream: "Stream") -> None:
+        """Sends what is waiting, joined; ends with the stream, whose reader says why.
+
+        Raises:
+            OmniError: it cannot go on: no request would ever start, and none would be cancelled.
+        """
+        try:
+            await self._write_all(stream)
+        except Exception as error:
+            _log.error("writer failed", coordinator=self.target, exc_info=error)
+            raise self._unreachable("the stream's writer has failed") from error
+
+    async def _write_all(self, stream: "Stream") -> None:
         while True:
             await self._to_write.wait()
             self._to_write.clear()
@@ -287,8 +303,8 @@ class Upstream:
                 except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
                     return
 
-    def _detach(self, trouble: str) -> None:
-        """Fails what was on the stream."""
+    def _detach(self, trouble: str) -> bool:
+        """Fails what was on the stream; says whether it was up."""
         was_attached, self.attached = self.attached, False
         self.trouble = trouble
         calls, self._calls = self._calls, {}
@@ -299,6 +315,8 @@ class Upstream:
         if was_attached:
             _log.warning("coordinator lost", coordinator=self.target, why=trouble, requests=len(calls))
             self._changed()
+        return was_attached
 
     def _unreachable(self, why: str) -> OmniError:
-        return OmniError(Reason.UNREACHABLE, f"the coordinator at {self.target} cannot be reached: {why}")
+        told = f"the coordinator at {self.target} cannot be reached: "
+        return OmniError(Reason.UNREACHABLE, told + why.removeprefix(told))

@@ -36,7 +36,7 @@ async def create(request: Request) -> Response:
     with_usage = bool(body.stream_options and body.stream_options.include_usage)
     client_request_id = request.state.request_id
     chunks = Chunks(call.request_id or client_request_id, wanted, with_usage=with_usage)
-    return EventStream(call, first, chunks, watch, shared.settings, client_request_id)
+    return EventStream(call, first, chunks, watch, shared.settings, client_request_id, body)
 
 
 async def collect(call: Call, watch: Stopwatch, request: Request) -> answers.Answer:

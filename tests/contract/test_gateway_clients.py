@@ -8,10 +8,14 @@ import socket
 import httpx
 import pytest
 import trustme
+from prometheus_client import CollectorRegistry, Counter
 
 from gateway import protocol
+from gateway.upstream import Upstream
+from omni.rpc.channel import make_channel
+from omni.rpc.errors import UnavailableError
 from omni.rpc.tls import ClientTls, ServerTls
-from omni.v1 import content_pb2
+from omni.v1 import content_pb2, generate_pb2
 from tests.contract.gateway_upstream import BOUND_S, Omni, gateway, gateway_at, hello, http, start_omni
 
 BODY = {"model": "tiny-omni", "messages": [{"role": "user", "content": "hi"}]}
@@ -341,3 +345,26 @@ async def test_a_client_that_stops_in_the_middle_of_a_request_is_hung_up_on(begi
         writer.write(begin)
         assert await asyncio.wait_for(reader.read(), BOUND_S) == b""
         writer.close()
+
+
+async def test_a_stream_whose_writer_fails_is_made_anew() -> None:
+    omni = Omni()
+    server, target = await start_omni(omni)
+    attached: asyncio.Queue[bool] = asyncio.Queue()
+    fenced = Counter("fenced", "", registry=CollectorRegistry())
+    async with make_channel(target) as channel:
+        upstream = Upstream(target, channel, fenced=fenced, changed=lambda: attached.put_nowait(upstream.attached))
+        running = asyncio.create_task(upstream.run())
+        try:
+            async with asyncio.timeout(BOUND_S):
+                assert await attached.get()
+                call = upstream.start(generate_pb2.GenerateRequest(model="tiny-omni"))
+                upstream._commands.append(None)  # What no message can hold.
+                with pytest.raises(UnavailableError, match="writer has failed"):
+                    while True:
+                        await call.events()
+                assert [await attached.get(), await attached.get()] == [False, True]
+        finally:
+            running.cancel()
+            await asyncio.wait([running])
+            await server.stop(0)

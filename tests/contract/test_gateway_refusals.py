@@ -33,7 +33,7 @@ def sound(data: str, kind: str = "wav") -> list:
 
 CHAT = [
     # body, status, param, what the message says
-    ({"model": "no-such"}, 404, None, "tiny-omni"),
+    ({"model": "no-such"}, 404, "model", "tiny-omni"),
     ({"model": 7}, 400, "model", "string"),
     ({"model": None}, 400, "model", "string"),
     ({"messages": []}, 400, "messages", "at least 1"),
@@ -69,7 +69,7 @@ CHAT = [
     ({"modalities": ["smell"]}, 400, "modalities[0]", "'text'"),
     ({"modalities": []}, 400, "modalities", "at least 1"),
     ({"modalities": ["text", "text"]}, 400, "modalities", "twice"),
-    ({"modalities": ["image"]}, 400, "modalities", "audio, text"),
+    ({"modalities": ["image"]}, 400, "modalities[0]", "audio, text"),
     ({"audio": {"voice": "a", "format": "wav"}}, 400, "audio", "modalities"),
     ({"audio": {"voice": "a", "format": "aiff"}}, 400, "audio.format", "'wav'"),
     ({"sampling_params": {"thinkr": {}}}, 400, "sampling_params.thinkr", "'thinker'"),
