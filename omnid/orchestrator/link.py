@@ -143,20 +143,28 @@ class ReplicaLink:
             grpc.aio.AioRpcError: why it ended.
         """
         writer = asyncio.create_task(self._write(call), name=f"write {self.name}")
+        reader = asyncio.create_task(self._read(call, attached), name=f"read {self.name}")
         try:
-            await call.wait_for_connection()
-            self.attached = True
-            attached()
-            async for response in call:
-                self.receive(response)
+            await asyncio.wait((reader, writer), return_when=asyncio.FIRST_COMPLETED)
+            if writer.done():
+                writer.result()  # Without a writer no run that is placed here would ever start.
+            await reader
         finally:
             self.attached = False
+            reader.cancel()
             writer.cancel()
             call.cancel()
             self._core.tick(self._clock())
             self._core.lost(self)
             self.ended.set()
-            await asyncio.gather(writer, return_exceptions=True)
+            await asyncio.gather(reader, writer, return_exceptions=True)
+
+    async def _read(self, call: Any, attached: Callable[[], None]) -> None:
+        await call.wait_for_connection()
+        self.attached = True
+        attached()
+        async for response in call:
+            self.receive(response)
 
     async def _write(self, call: Any) -> None:
         try:
@@ -172,9 +180,6 @@ class ReplicaLink:
                     await call.write(part)
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
             return  # The stream has ended; the reader says so, when it has read what came last.
-        except Exception:
-            call.cancel()  # Without a writer no run that is placed here would ever start.
-            raise
 
     def receive(self, response: stage_pb2.StageServiceAttachResponse) -> None:
         """Does what one message of the replica says. The hot path: one message an engine step, an event a run."""

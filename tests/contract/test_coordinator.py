@@ -395,3 +395,16 @@ def _keep(lines: list[dict[str, Any]]) -> Any:
         raise structlog.DropEvent
 
     return keep
+
+
+async def test_a_replica_whose_link_cannot_be_written_is_no_member_any_more_and_may_join_anew() -> None:
+    stage = Stage("a", silent)
+    async with cluster(pipeline("a", queue=0.5), stage) as up:
+        call = up.stub.Generate(ask())
+        await stage.until(lambda: "start" in stage.kinds())
+        link = up.daemon.cluster._by_name["m/a/0"].link
+        link.credits.append(-1)  # What no message can hold.
+        link.wake()
+        error = await error_of(call)
+    assert error.reason is Reason.NO_REPLICA
+    assert "has left" in error.message
