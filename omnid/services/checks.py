@@ -10,6 +10,22 @@ from omni.rpc.text import modality_name, shown
 from omni.v1 import config_pb2, content_pb2, generate_pb2
 from omnid.config.errors import nearest
 
+_FORMATS: dict[int, tuple[config_pb2.MediaFormat.ValueType, ...]] = {
+    content_pb2.MODALITY_IMAGE: (
+        config_pb2.MEDIA_FORMAT_PNG,
+        config_pb2.MEDIA_FORMAT_JPEG,
+        config_pb2.MEDIA_FORMAT_WEBP,
+    ),
+    content_pb2.MODALITY_AUDIO: (
+        config_pb2.MEDIA_FORMAT_PCM16,
+        config_pb2.MEDIA_FORMAT_WAV,
+        config_pb2.MEDIA_FORMAT_MP3,
+        config_pb2.MEDIA_FORMAT_FLAC,
+        config_pb2.MEDIA_FORMAT_OPUS,
+    ),
+    content_pb2.MODALITY_VIDEO: (config_pb2.MEDIA_FORMAT_MP4,),
+}
+
 
 def find_model(model: str, pipelines: Mapping[str, config_pb2.ResolvedPipeline]) -> config_pb2.ResolvedPipeline:
     """The pipeline that serves `model`.
@@ -42,11 +58,12 @@ def check(
         if modality not in offered:
             message = f"{pipeline.model} does not make {modality_name(modality)}; it makes: {_names(offered)}"
             raise _error(Reason.UNSUPPORTED_MODALITY, f"outputs[{position}]", message)
-    stages = [spec.stage for spec in pipeline.stages]
+    stages = {spec.stage: spec for spec in pipeline.stages}
     for name in sorted(request.params):
         if name not in stages:
             message = f"{pipeline.model} has no stage {shown(name)}; {nearest(name, stages)}"
             raise _error(Reason.UNKNOWN_PARAMETER, f'params["{name}"]', message)
+        _check_format(request.params[name], stages[name], f'params["{name}"].format')
         if name in voices:
             check_voice(request.params[name], voices[name], f'params["{name}"].voice')
     _check_prompt(request.prompt, pipeline)
@@ -56,6 +73,15 @@ def check(
 def limits_of(pipeline: config_pb2.ResolvedPipeline) -> config_pb2.MediaLimits:
     """The media limits of the stage that takes the prompt."""
     return next((spec.limits for spec in pipeline.stages if not spec.sources), config_pb2.MediaLimits())
+
+
+def _check_format(params: config_pb2.StageParams, spec: config_pb2.StageSpec, field: str) -> None:
+    """A format must be one of what the stage makes; which of those it can encode is its own to say."""
+    fit = [name for modality in spec.outputs for name in _FORMATS.get(modality, ())]
+    if params.HasField("format") and fit and params.format not in fit:
+        names = ", ".join(config_pb2.MediaFormat.Name(each) for each in fit)
+        got = config_pb2.MediaFormat.Name(params.format)
+        raise _error(Reason.BAD_REQUEST, field, f"must be one of {names}, got {got}")
 
 
 def _check_prompt(prompt: content_pb2.Prompt, pipeline: config_pb2.ResolvedPipeline) -> None:

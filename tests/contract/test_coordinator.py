@@ -13,7 +13,7 @@ from coordinator_cluster import BOUND_S, Stage, cluster, handle, pipeline
 import omnid.metrics
 from omni.rpc.errors import OmniError, Reason
 from omni.rpc.options import MAX_REQUEST_BYTES
-from omni.v1 import content_pb2, generate_pb2, stage_pb2
+from omni.v1 import config_pb2, content_pb2, generate_pb2, stage_pb2
 
 
 def ask(**changes: Any) -> generate_pb2.GenerateRequest:
@@ -237,12 +237,17 @@ async def test_without_credits_a_client_gets_two_outputs_and_no_more() -> None:
         (ask(outputs=[content_pb2.MODALITY_VIDEO]), Reason.UNSUPPORTED_MODALITY, "outputs[0]"),
         (ask(params={"aa": {}}), Reason.UNKNOWN_PARAMETER, 'params["aa"]'),
         (ask(prompt=content_pb2.Prompt(text="")), Reason.BAD_REQUEST, "prompt.text"),
+        (
+            ask(params={"b": {"format": config_pb2.MEDIA_FORMAT_PNG}}),
+            Reason.BAD_REQUEST,
+            'params["b"].format',
+        ),
     ],
 )
 async def test_what_is_wrong_with_a_request_is_named(
     request_: generate_pb2.GenerateRequest, reason: Reason, field: str
 ) -> None:
-    async with cluster(pipeline("a"), Stage("a", silent)) as up:
+    async with cluster(pipeline("a", "b"), Stage("a", silent), Stage("b", silent)) as up:
         error = await error_of(up.stub.Generate(request_))
     assert error.reason == reason
     assert [each.field for each in error.fields] == [field]
