@@ -11,7 +11,6 @@ export OMP_NUM_THREADS ?= 1
 
 # Starts a whole cluster, asks it a question and for a picture, and stops it; leaves its answers in out/.
 demo: $(VENV)
-	$(BIN)/python tools/make_tiny_models.py tiny-omni
 	$(BIN)/omnid demo
 
 test: $(VENV) $(NODE)

@@ -29,8 +29,6 @@ TALKS, DRAWS = "tiny-omni", "tiny-image"
 QUESTION = "What is two plus three?"
 PICTURE = "a red circle above a blue square on a white background"
 READY_SECONDS = 120.0
-MIN_FRAMES, MAX_FRAMES = 25, 150
-"""Of speech, 12.5 a second for a published model."""
 PREVIEW = 64
 """Pixels a side of the picture in a terminal."""
 _LINES_KEPT = 200
@@ -78,8 +76,12 @@ async def run(deploy: str, out: Path, *, verbose: bool) -> None:
         await asyncio.to_thread(_save, out, spoken, picture)
         console.print(_times(spoken, seconds))
         console.print(await _stages(cluster))
-    console.print(f"{QUESTION!r} -> {out / 'answer.txt'}, {out / 'answer.wav'} ({_seconds(spoken):.1f} s)")
-    console.print(f"{PICTURE!r} -> {out / 'picture.png'}")
+    for line in (
+        f"asked: {QUESTION}",
+        f"heard: {spoken.text} ({out / 'answer.txt'}, {out / 'answer.wav'}, {_seconds(spoken):.1f} s)",
+        f"drawn: {PICTURE} ({out / 'picture.png'})",
+    ):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
     if console.is_terminal:
         console.print(_preview(picture))
 
@@ -98,13 +100,11 @@ async def _ask(client: openai.AsyncOpenAI) -> Spoken:
         model=TALKS,
         messages=[{"role": "user", "content": QUESTION}],
         modalities=["text", "audio"],
-        audio={"voice": "chelsie", "format": "pcm16"},
+        audio={"voice": "tiny", "format": "pcm16"},
         stream=True,
         stream_options={"include_usage": True},
         temperature=0,
         seed=1,
-        # A talker that is not trained may end at once; one that is speaks longer than this of itself.
-        extra_body={"sampling_params": {"talker": {"min_tokens": MIN_FRAMES, "max_tokens": MAX_FRAMES, "seed": 1}}},
     )
     async for chunk in stream:
         now = time.monotonic() - begun

@@ -21,10 +21,11 @@ def located(spec: config_pb2.StageSpec) -> config_pb2.StageSpec:
         return spec
     folder = Path(spec.checkpoint).expanduser()
     if spec.checkpoint.startswith(ASSET):
-        folder = ASSETS / spec.checkpoint.removeprefix(ASSET)
-        known = sorted(each.name for each in ASSETS.iterdir() if each.is_dir())
-        if folder.name not in known:
-            raise _refused(f"there is no asset {folder.name!r}; there are {', '.join(known)}")
+        name = spec.checkpoint.removeprefix(ASSET)
+        known = sorted(each.name for each in ASSETS.iterdir())
+        if name not in known:
+            raise _refused(f"there is no asset {name!r}; there are {', '.join(known)}")
+        folder = ASSETS / name
     if not folder.is_dir():
         raise _refused(f"{folder} is not a folder on this host")
     found = config_pb2.StageSpec()

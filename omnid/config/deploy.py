@@ -18,6 +18,8 @@ DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
 Device = Annotated[str, Field(pattern=r"^(cpu|cuda:\d+(,\d+)*)$")]
 Address = Annotated[str, AfterValidator(check_address)]
 """host:port; port 0 takes a free one."""
+ASSET = "asset:"
+"""Before the name of a model that is shipped, in place of a checkpoint's folder."""
 
 
 class BoundsSection(Section):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path as FilePath
 
 from omnid.config import document
@@ -20,6 +21,13 @@ def shipped_pipelines() -> list[str]:
 
 def shipped_deploys() -> list[str]:
     return _shipped("deploys")
+
+
+def shipped_assets() -> list[str]:
+    """Models that come with the stage server, which is looked for and not imported."""
+    found = find_spec("stage_server")
+    folders = found.submodule_search_locations if found else None
+    return sorted(each.name for folder in folders or () for each in FilePath(folder, "assets").iterdir())
 
 
 def load_pipeline(name_or_path: str, folder: FilePath | None = None) -> PipelineConfig:
@@ -46,11 +54,6 @@ def load_deploy(name_or_path: str) -> DeployConfig:
     config = check(DeployConfig, source)
     config._document = source
     return config
-
-
-def is_shipped(source: document.Document) -> bool:
-    """Whether a file is one of the deployments that are shipped."""
-    return source.folder == _PACKAGE / "deploys"
 
 
 def _shipped(kind: str) -> list[str]:

@@ -6,11 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path as FilePath
 
 from omni.v1 import config_pb2
-from omnid.config.deploy import DeployConfig
+from omnid.config.deploy import ASSET, DeployConfig
 from omnid.config.errors import Problem
-from omnid.config.files import is_shipped
-
-_ASSET = "asset:"
 
 
 def absent_checkpoints(deploy: DeployConfig, pipelines: Sequence[config_pb2.ResolvedPipeline]) -> Mapping[str, Problem]:
@@ -24,12 +21,9 @@ def absent_checkpoints(deploy: DeployConfig, pipelines: Sequence[config_pb2.Reso
     found: dict[str, Problem] = {}
     for index, pipeline in enumerate(pipelines):
         written = next((spec.checkpoint for spec in pipeline.stages if spec.checkpoint), "")
-        if not written or written.startswith(_ASSET) or FilePath(written).is_dir():
+        if not written or written.startswith(ASSET) or FilePath(written).is_dir():
             continue
         message = f"{written} is not a folder on this host"
-        if is_shipped(deploy.document):
-            name = FilePath(written).name
-            message += f"; `make demo` builds it, and so does `python tools/make_tiny_models.py {name}`"
         found[pipeline.model] = deploy.document.problem(("models", index, "checkpoint"), message)
     return found
 

@@ -12,6 +12,7 @@ from omni.rpc.text import MODALITIES
 from omni.v1 import config_pb2
 from omnid.config.contract import format_number
 from omnid.config.deploy import (
+    ASSET,
     BOUNDS,
     SETTINGS,
     BoundsSection,
@@ -22,7 +23,7 @@ from omnid.config.deploy import (
 )
 from omnid.config.document import Document
 from omnid.config.errors import ConfigError, Path, Problem, nearest
-from omnid.config.files import load_pipeline
+from omnid.config.files import load_pipeline, shipped_assets
 from omnid.config.pipeline import PipelineConfig
 
 
@@ -71,6 +72,10 @@ def _mistakes(model: ModelSection, pipeline: PipelineConfig, document: Document,
     needs_checkpoint = any(stage.kind != "synthetic" for stage in pipeline.stages.values())
     if needs_checkpoint and not model.checkpoint:
         message = f"must be given: pipeline {pipeline.name} loads a checkpoint"
+        found.append(document.problem((*path, "checkpoint"), message))
+    asset = model.checkpoint.removeprefix(ASSET)
+    if asset != model.checkpoint and asset not in (known := shipped_assets()):
+        message = f"there is no asset {asset!r}; {nearest(asset, known)}"
         found.append(document.problem((*path, "checkpoint"), message))
     return found
 
@@ -147,7 +152,7 @@ def _stage_spec(
 
 
 def _checkpoint(written: str, folder: FilePath) -> str:
-    if written.startswith("asset:"):
+    if written.startswith(ASSET):
         return written
     return str((folder / FilePath(written).expanduser()).resolve())
 

@@ -14,8 +14,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tools.tiny.recipes import model
-
 READY_SECONDS = 90
 STOP_SECONDS = 10
 SHARED = Path("/dev/shm")
@@ -35,7 +33,6 @@ class Running:
 @pytest.fixture(scope="session")
 def demo() -> Iterator[Running]:
     """One cluster for all tests; it must stop in time and leave nothing behind."""
-    model("tiny-omni")
     shared_before = set(SHARED.iterdir())
     reading, writing = os.pipe()
     process = subprocess.Popen(

@@ -16,10 +16,10 @@ BODY = {
     "model": "tiny-omni",
     "messages": [{"role": "user", "content": "Tell me a story."}],
     "modalities": ["text", "audio"],
-    "audio": {"voice": "ethan", "format": "pcm16"},
+    "audio": {"voice": "tiny", "format": "pcm16"},
     "sampling_params": {
-        "thinker": {"min_tokens": 3000, "max_tokens": 3000},
-        "talker": {"min_tokens": 3000, "max_tokens": 3000},
+        "thinker": {"min_tokens": 1500, "max_tokens": 1500},
+        "talker": {"min_tokens": 1500, "max_tokens": 1500},
     },
 }
 

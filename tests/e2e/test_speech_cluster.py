@@ -12,7 +12,7 @@ from transformers import AutoTokenizer, Qwen3OmniMoeForConditionalGeneration
 
 from omni.v1 import content_pb2
 from omnid.client import AsyncOmni, Generation
-from tools.tiny.recipes import model as tiny_model
+from stage_server.checkpoint import ASSETS
 
 QUESTIONS = {
     "How are you today?": (12, 40),
@@ -31,7 +31,7 @@ QUESTIONS = {
 def reference() -> dict[str, tuple[list[int], np.ndarray]]:
     """Token ids and samples by transformers' own generate."""
     torch.set_num_threads(1)
-    folder = tiny_model("tiny-omni")
+    folder = ASSETS / "tiny_omni"
     whole = Qwen3OmniMoeForConditionalGeneration.from_pretrained(folder, dtype=torch.float32).eval()
     tokenizer = AutoTokenizer.from_pretrained(folder)
     speaker = next(iter(whole.config.talker_config.speaker_id))
@@ -46,9 +46,10 @@ def reference() -> dict[str, tuple[list[int], np.ndarray]]:
             attention_mask=torch.ones_like(ids),
             thinker_max_new_tokens=words,
             thinker_do_sample=False,
+            thinker_eos_token_id=tokenizer.eos_token_id,
             talker_max_new_tokens=frames,
             talker_do_sample=False,
-            talker_repetition_penalty=1.05,
+            talker_repetition_penalty=1.0,
         )
         made[question] = (sequence[0, ids.shape[1] :].tolist(), wave.reshape(-1).numpy())
     return made

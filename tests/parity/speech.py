@@ -11,11 +11,12 @@ import torch
 from transformers import Qwen3OmniMoeForConditionalGeneration
 
 from omni.v1 import config_pb2, content_pb2
+from stage_server.checkpoint import ASSETS
 from stage_server.engines.base import Feed, Run
 from stage_server.models.qwen3_omni.processor import PromptReader
 from tests.parity.driver import Driver, run_of
-from tools.tiny.recipes import model as tiny_model
 
+TINY_OMNI = ASSETS / "tiny_omni"
 LIMITS = config_pb2.MediaLimits(bytes=1 << 20, pixels=256 * 256, parts=4, seconds=5)
 
 
@@ -25,7 +26,7 @@ def stage(component: str, **engine: Any) -> config_pb2.StageSpec:
         model="tiny-omni",
         family="qwen3_omni",
         component=component,
-        checkpoint=str(tiny_model("tiny-omni")),
+        checkpoint=str(TINY_OMNI),
         dtype="float32",
         max_running=8,
         limits=LIMITS,
@@ -36,7 +37,7 @@ def stage(component: str, **engine: Any) -> config_pb2.StageSpec:
 
 def reference_model() -> Qwen3OmniMoeForConditionalGeneration:
     torch.set_num_threads(1)
-    return Qwen3OmniMoeForConditionalGeneration.from_pretrained(tiny_model("tiny-omni"), dtype=torch.float32).eval()
+    return Qwen3OmniMoeForConditionalGeneration.from_pretrained(TINY_OMNI, dtype=torch.float32).eval()
 
 
 def conversation(*parts: content_pb2.ContentPart | str) -> content_pb2.Prompt:
@@ -57,7 +58,7 @@ class Spoken:
 
 def speak(model: Qwen3OmniMoeForConditionalGeneration, prompt: content_pb2.Prompt, words: int, frames: int) -> Spoken:
     """Runs generate for one request of `words` thinker tokens and at most `frames` talker tokens."""
-    inputs = PromptReader(tiny_model("tiny-omni"), LIMITS, 1024, 4096).read(prompt)
+    inputs = PromptReader(TINY_OMNI, LIMITS, 2048, 2048).read(prompt)
     ids = torch.tensor([inputs.ids])
     media = {
         "pixel_values": inputs.pixels,

@@ -23,7 +23,8 @@ from stage_server.models.diffusers.families import FAMILIES
 from tests.parity.driver import Driver
 from tests.parity.driver import run_of as driver_run
 from tests.parity.pictures import pictures, psnr
-from tools.tiny.recipes import model
+from tools.tiny.diffusion import flux, qwen_image
+from tools.tiny.folder import made
 
 EQUAL = 60.0
 """Decibels from which on two pictures are the same; 40 would do for eyes."""
@@ -71,11 +72,11 @@ CASES = (
         8,
         (CIRCLE, replace(STAR, negative="a red circle")),
     ),
-    Case("flux", "FluxPipeline", lambda: str(model("tiny-flux")), "guidance_scale", 16, (CIRCLE, STAR)),
+    Case("flux", "FluxPipeline", lambda: str(made(flux)), "guidance_scale", 16, (CIRCLE, STAR)),
     Case(
         "qwen-image",
         "QwenImagePipeline",
-        lambda: str(model("tiny-qwen-image")),
+        lambda: str(made(qwen_image)),
         "true_cfg_scale",
         16,
         (
@@ -253,7 +254,7 @@ def test_a_folder_that_holds_no_pipeline_is_refused(tmp_path: Path, index: str |
 @pytest.mark.parametrize("part", ["transformer", "text_encoder"])
 def test_a_checkpoint_with_broken_weights_is_refused_by_name(tmp_path: Path, part: str) -> None:
     folder = tmp_path / "broken"
-    shutil.copytree(model("tiny-flux"), folder)
+    shutil.copytree(made(flux), folder)
     (weights,) = (folder / part).glob("*.safetensors")
     weights.write_bytes(weights.read_bytes()[:100])
     with pytest.raises(OmniError, match=f"{folder} cannot be loaded") as caught:

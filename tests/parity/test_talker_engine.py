@@ -152,7 +152,7 @@ def test_a_seed_gives_the_same_sound_whatever_else_runs(driver: Driver, spoken: 
 def test_an_unknown_voice_is_refused_with_those_there_are(driver: Driver) -> None:
     run = talker_run()
     run.params.voice = "nobody"
-    with pytest.raises(OmniError, match="must be one of aiden, chelsie, ethan, got 'nobody'") as refused:
+    with pytest.raises(OmniError, match="must be one of tiny, got 'nobody'") as refused:
         driver.submit(run)
     assert refused.value.fields[0].field == "params.voice"
 

@@ -14,14 +14,16 @@ from omni.rpc.errors import OmniError, Reason
 from omni.v1 import config_pb2, content_pb2
 from stage_server.models import text
 from tests.parity.driver import Driver, run_of
-from tools.tiny.recipes import model as tiny_model
+from tools.tiny.folder import made
+from tools.tiny.text import mistral, qwen3
 
+MODELS = {"tiny-text": qwen3, "tiny-text-window": mistral}
 LENGTHS = (1, 3, 5, 17, 30, 41, 64, 90)
 
 
 def spec_of(name: str, **engine: float) -> config_pb2.StageSpec:
     spec = config_pb2.StageSpec(
-        stage="text", model=name, family="text", checkpoint=str(tiny_model(name)), dtype="float32", max_running=8
+        stage="text", model=name, family="text", checkpoint=str(made(MODELS[name])), dtype="float32", max_running=8
     )
     spec.engine.update(engine)
     return spec
@@ -39,7 +41,7 @@ def greedy(model: PreTrainedModel, ids: list[int], tokens: int, **options: objec
     return out[0, len(ids) :].tolist()
 
 
-@pytest.fixture(scope="module", params=["tiny-text", "tiny-text-window"])
+@pytest.fixture(scope="module", params=MODELS)
 def name(request: pytest.FixtureRequest) -> str:
     return request.param
 
@@ -47,7 +49,7 @@ def name(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="module")
 def reference(name: str) -> PreTrainedModel:
     torch.set_num_threads(1)
-    return AutoModelForCausalLM.from_pretrained(tiny_model(name), dtype=torch.float32).eval()
+    return AutoModelForCausalLM.from_pretrained(made(MODELS[name]), dtype=torch.float32).eval()
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +117,7 @@ def test_an_end_token_ends_a_run_and_is_no_text(driver: Driver, reference: PreTr
     first = tokens.index(end)
     assert seen.tokens == tokens[: first + 1]
     assert seen.finished.reason == content_pb2.FINISH_REASON_STOP
-    tokenizer = AutoTokenizer.from_pretrained(tiny_model(name))
+    tokenizer = AutoTokenizer.from_pretrained(made(MODELS[name]))
     assert seen.text == tokenizer.decode(tokens[:first], skip_special_tokens=True)
 
 
@@ -128,7 +130,7 @@ def test_min_tokens_keeps_an_end_token_away(driver: Driver, reference: PreTraine
 
 
 def test_stop_strings_cut_the_text_and_leak_nothing(driver: Driver, reference: PreTrainedModel, name: str) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(tiny_model(name))
+    tokenizer = AutoTokenizer.from_pretrained(made(MODELS[name]))
     ids = prompt_of(25)
     text_ = tokenizer.decode(greedy(reference, ids, 40), skip_special_tokens=True)
     stop = text_[len(text_) // 2 :][:6]
@@ -153,7 +155,7 @@ def test_seeds_give_the_same_tokens_in_any_company(driver: Driver) -> None:
 
 
 def test_a_conversation_goes_through_the_chat_template(driver: Driver, reference: PreTrainedModel, name: str) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(tiny_model(name))
+    tokenizer = AutoTokenizer.from_pretrained(made(MODELS[name]))
     conversation = content_pb2.Conversation(
         messages=[
             {"role": content_pb2.CHAT_ROLE_SYSTEM, "content": [{"text": "You are a helpful assistant."}]},

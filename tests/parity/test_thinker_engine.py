@@ -14,29 +14,13 @@ from PIL import Image
 from transformers import Qwen3OmniMoeForConditionalGeneration
 
 from omni.rpc.errors import OmniError, Reason
-from omni.v1 import config_pb2, content_pb2
+from omni.v1 import content_pb2
 from stage_server.models.qwen3_omni import thinker
 from stage_server.models.qwen3_omni.processor import PromptReader
 from tests.parity.driver import Driver, Seen, run_of
-from tools.tiny.recipes import model as tiny_model
+from tests.parity.speech import LIMITS, TINY_OMNI, reference_model, stage
 
-LIMITS = config_pb2.MediaLimits(bytes=1 << 20, pixels=256 * 256, parts=4, seconds=5)
 TENSORS = ("prompt_ids", "embeds", "hidden", "image_grid_thw", "audio_feature_lengths")
-
-
-def spec() -> config_pb2.StageSpec:
-    made = config_pb2.StageSpec(
-        stage="thinker",
-        model="tiny-omni",
-        family="qwen3_omni",
-        component="thinker",
-        checkpoint=str(tiny_model("tiny-omni")),
-        dtype="float32",
-        max_running=8,
-        limits=LIMITS,
-    )
-    made.engine.update({"step_tokens": 24})
-    return made
 
 
 def image(width: int, height: int, seed: int = 0) -> content_pb2.ContentPart:
@@ -78,20 +62,18 @@ PROMPTS = {
 
 @pytest.fixture(scope="module")
 def reference() -> Qwen3OmniMoeForConditionalGeneration:
-    torch.set_num_threads(1)
-    folder = tiny_model("tiny-omni")
-    return Qwen3OmniMoeForConditionalGeneration.from_pretrained(folder, dtype=torch.float32).eval()
+    return reference_model()
 
 
 @pytest.fixture(scope="module")
 def driver() -> Iterator[Driver]:
-    driver = Driver(thinker.build(spec()))
+    driver = Driver(thinker.build(stage("thinker", step_tokens=24)))
     yield driver
     driver.close()
 
 
 def generate(reference: Qwen3OmniMoeForConditionalGeneration, wanted: content_pb2.Prompt, tokens: int) -> Any:
-    inputs = PromptReader(tiny_model("tiny-omni"), LIMITS, 1024, 4096).read(wanted)
+    inputs = PromptReader(TINY_OMNI, LIMITS, 2048, 2048).read(wanted)
     ids = torch.tensor([inputs.ids])
     given = {
         "pixel_values": inputs.pixels,
@@ -161,7 +143,7 @@ def test_tensors_that_nobody_reads_are_not_made(driver: Driver) -> None:
 def test_where_media_lie_is_told_to_the_talker(driver: Driver) -> None:
     kind = "image, audio and image"
     seen = driver.result(driver.submit(run_of(PROMPTS[kind], tensors=TENSORS, temperature=0, max_tokens=2)))
-    inputs = PromptReader(tiny_model("tiny-omni"), LIMITS, 1024, 4096).read(PROMPTS[kind])
+    inputs = PromptReader(TINY_OMNI, LIMITS, 2048, 2048).read(PROMPTS[kind])
     assert inputs.grids is not None
     assert inputs.mel_mask is not None
     assert seen.tensor("image_grid_thw").tolist() == inputs.grids.tolist()

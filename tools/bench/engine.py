@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from tools.bench import report
-from tools.tiny.recipes import model
+from tools.tiny.folder import made
 
 BATCHES = (1, 8, 32)
 PROMPT = 32
 TOKENS = 64
 TURNS = 7
-MODELS = ("tiny-text", "tiny-omni")
 FLOOR = "transformers generate"
 
 Prompts = Sequence[Sequence[int]]
@@ -27,13 +26,16 @@ def run() -> list[report.Row]:
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     import torch
 
+    from stage_server.checkpoint import ASSETS
+    from tools.tiny.text import qwen3
+
     torch.set_num_threads(1)
-    return [row for name in MODELS for row in _rows(name)]
+    models = {"tiny-text": made(qwen3), "tiny-omni": ASSETS / "tiny_omni"}
+    return [row for name, folder in models.items() for row in _rows(name, folder)]
 
 
-def _rows(name: str) -> list[report.Row]:
-    folder = model(name)
-    generate, engine = _generate(folder), _Engine(folder)
+def _rows(name: str, folder: Path) -> list[report.Row]:
+    generate, engine = _generate(folder), _Engine(name, folder)
     rows = []
     try:
         for batch in BATCHES:
@@ -84,14 +86,14 @@ def _generate(folder: Path) -> Callable[[Prompts], None]:
 class _Engine:
     """The engine as a stage server builds it, without the server."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, name: str, folder: Path) -> None:
         from omni.v1 import config_pb2
         from stage_server.engines.base import Event, Failed, Finished
         from stage_server.models import text
         from stage_server.models.qwen3_omni import thinker
 
         spec = config_pb2.StageSpec(checkpoint=str(folder), dtype="float32", max_running=max(BATCHES))
-        self._engine = thinker.build(spec) if folder.name == "tiny-omni" else text.build(spec)
+        self._engine = thinker.build(spec) if name == "tiny-omni" else text.build(spec)
         self._left = 0
         self._made = 0
         self._number = 0

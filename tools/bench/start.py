@@ -16,7 +16,6 @@ import psutil
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tools.bench import report
-from tools.tiny.recipes import model
 
 TURNS = 3
 MB = 1e6
@@ -35,7 +34,6 @@ class Start:
 
 def run() -> list[report.Row]:
     """Rows of this part."""
-    model("tiny-omni")
     serve = [_start(["serve", "synthetic", "--grpc", "127.0.0.1:0"], healthy=True) for _ in range(TURNS + 1)][1:]
     up = [
         _start(["up", "demo", "--grpc", "127.0.0.1:0", "--http", "127.0.0.1:0"], healthy=False)

@@ -34,7 +34,7 @@ LATENT = 16
 
 def _tokenizer(longest: int, *, ends: bool = False) -> Any:
     """With `ends`, a text's last token is the end token, as CLIP's pooling and T5 expect."""
-    tokenizer = tokens.make(VOCABULARY, named={})
+    tokenizer = tokens.make(VOCABULARY)
     tokenizer.model_max_length = longest
     if ends:
         end = tokenizer.eos_token

@@ -20,7 +20,7 @@ VOCABULARY = 1024
 
 
 def _save(model: PreTrainedModel, folder: Path) -> None:
-    tokenizer = tokens.make(VOCABULARY, named={})
+    tokenizer = tokens.make(VOCABULARY)
     model.generation_config = GenerationConfig(
         eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, do_sample=False
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -35,16 +34,6 @@ SPECIAL = (
     "<tts_text_eod>",
 )
 
-NAMED = {
-    "image_token": "<|image_pad|>",
-    "audio_token": "<|audio_pad|>",
-    "video_token": "<|video_pad|>",
-    "vision_bos_token": "<|vision_start|>",
-    "vision_eos_token": "<|vision_end|>",
-    "audio_bos_token": "<|audio_start|>",
-    "audio_eos_token": "<|audio_end|>",
-}
-
 CHAT_TEMPLATE = """{%- for message in messages -%}
 {{- '<|im_start|>' + message.role + '\\n' -}}
 {%- if message.content is string -%}{{- message.content -}}
@@ -63,11 +52,8 @@ CHAT_TEMPLATE = """{%- for message in messages -%}
 """
 
 
-def make(size: int, named: Mapping[str, str] = NAMED) -> Any:
-    """A tokenizer of exactly `size` tokens, the special ones last.
-
-    "system", "user", "assistant" and the line break are single tokens, as Qwen's talker expects.
-    """
+def make(size: int) -> Any:
+    """A tokenizer of exactly `size` tokens, the special ones last."""
     plain = Tokenizer(models.BPE())
     plain.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     plain.decoder = decoders.ByteLevel()
@@ -76,8 +62,7 @@ def make(size: int, named: Mapping[str, str] = NAMED) -> Any:
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    roles = "system\nuser\nassistant\n" * 64
-    plain.train_from_iterator([TEXT, roles], trainer)
+    plain.train_from_iterator([TEXT], trainer)
     filler = 0
     while plain.get_vocab_size() < size - len(SPECIAL):
         plain.add_tokens([f"[unused{filler}]"])
@@ -87,11 +72,8 @@ def make(size: int, named: Mapping[str, str] = NAMED) -> Any:
         tokenizer_object=plain,
         eos_token="<|im_end|>",
         pad_token="<|endoftext|>",
-        extra_special_tokens=dict(named),
         model_max_length=4096,
         chat_template=CHAT_TEMPLATE,
     )
     assert len(tokenizer) == size
-    for word in ("system", "user", "assistant", "\n"):
-        assert len(tokenizer.encode(word)) == 1, word
     return tokenizer

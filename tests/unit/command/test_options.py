@@ -76,13 +76,15 @@ def test_the_demo_refuses_a_deployment_that_serves_other_models() -> None:
     assert "synthetic.yaml:2: models: the deployment must serve tiny-omni and tiny-image" in ended.output
 
 
-def test_a_deployment_whose_models_are_not_built_says_how_to_build_them(tmp_path: Path) -> None:
-    for command in (("up", "demo"), ("demo",)):
-        ended = omnid(*command, OMNID_CACHE=str(tmp_path))
+@pytest.mark.parametrize("asset", ["tiny_omn", "", "../assets/tiny_omni", "/etc"])
+def test_a_deployment_that_names_no_shipped_model_is_refused_with_those_there_are(tmp_path: Path, asset: str) -> None:
+    file = tmp_path / "d.yaml"
+    file.write_text(f"models:\n  - name: m\n    pipeline: text\n    checkpoint: 'asset:{asset}'\n")
+    for command in (("config", "validate"), ("config", "resolve"), ("serve",), ("up",)):
+        ended = omnid(*command, str(file))
         assert ended.exit_code == 2
-        assert f"models[0].checkpoint: {tmp_path}/models/tiny-omni is not a folder on this host" in ended.output
-        assert "make demo" in ended.output
-        assert "make_tiny_models.py tiny-omni" in ended.output
+        assert f"{file}:4: models[0].checkpoint: there is no asset {asset!r}" in ended.output
+        assert "allowed: tiny_image, tiny_omni" in ended.output
 
 
 TLS = "models:\n  - {name: m, pipeline: synthetic}\ntls:\n  ca: ca.pem\n  cert: own.pem\n  key: own.key\n"

@@ -26,11 +26,10 @@ def test_shipped_deployments_resolve() -> None:
         assert resolve(load_deploy(name))
 
 
-def test_the_demo_has_its_two_models(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OMNID_CACHE", "/data/cache")
+def test_the_demo_has_its_two_models() -> None:
     omni, image = resolve(load_deploy("demo"))
     assert [spec.stage for spec in omni.stages] == ["thinker", "talker", "code2wav"]
-    assert {spec.checkpoint for spec in omni.stages} == {"/data/cache/models/tiny-omni"}
+    assert {spec.checkpoint for spec in omni.stages} == {"asset:tiny_omni"}
     assert [spec.checkpoint for spec in image.stages] == ["asset:tiny_image"]
     assert stages(omni)["thinker"].outputs == [content_pb2.MODALITY_TEXT]
     assert stages(omni)["code2wav"].sources == ["talker"]

@@ -11,14 +11,36 @@ import torch
 from safetensors.torch import load_file
 from transformers import GenerationConfig, Qwen3OmniMoeConfig, Qwen3OmniMoeForConditionalGeneration
 
-from tools.tiny.qwen3_omni import PREPROCESSOR
-
 CODEBOOK = 512
 CODE_GROUPS = 4
 SPEAKER = "tiny"
 TALKER_VOCABULARY = CODEBOOK + 1024
 """Each id from CODEBOOK on is a control token; generate() forbids the last 1024 of them but the end token."""
 END, NO_THINK, THINK_BEGIN, THINK_END, PAD, BEGIN, VOICE = range(CODEBOOK, CODEBOOK + 7)
+
+PREPROCESSOR = {
+    "processor_class": "Qwen3OmniMoeProcessor",
+    "feature_extractor_type": "WhisperFeatureExtractor",
+    "feature_size": 128,
+    "sampling_rate": 16000,
+    "hop_length": 160,
+    "n_fft": 400,
+    "n_samples": 480000,
+    "nb_max_frames": 3000,
+    "chunk_length": 30,
+    "padding_side": "right",
+    "padding_value": 0.0,
+    "dither": 0.0,
+    "return_attention_mask": True,
+    "image_processor_type": "Qwen2VLImageProcessor",
+    "image_mean": [0.5, 0.5, 0.5],
+    "image_std": [0.5, 0.5, 0.5],
+    "patch_size": 16,
+    "temporal_patch_size": 2,
+    "merge_size": 2,
+    "min_pixels": 1024,
+    "max_pixels": 65536,
+}
 
 TALKER_SAMPLING: dict[str, float] = {"temperature": 0.4, "top_k": 10, "top_p": 1.0, "repetition_penalty": 1.0}
 """How a frame's first code is drawn where nothing else is asked for."""

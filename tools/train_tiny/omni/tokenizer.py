@@ -11,11 +11,20 @@ from typing import Any
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from tools.tiny.tokenizer import CHAT_TEMPLATE, NAMED, SPECIAL
+from tools.tiny.tokenizer import CHAT_TEMPLATE, SPECIAL
 from tools.train_tiny.omni.vocabulary import WORDS
 
 SIZE = 2048
 ROLES = ("system", "user", "assistant")
+NAMED = {
+    "image_token": "<|image_pad|>",
+    "audio_token": "<|audio_pad|>",
+    "video_token": "<|video_pad|>",
+    "vision_bos_token": "<|vision_start|>",
+    "vision_eos_token": "<|vision_end|>",
+    "audio_bos_token": "<|audio_start|>",
+    "audio_eos_token": "<|audio_end|>",
+}
 _SPACE = "\u0120"
 """How a blank is written in a byte-level vocabulary."""
 
