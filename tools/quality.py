@@ -218,7 +218,7 @@ def main(
     out: Annotated[Path, typer.Option(help="folder for the contact sheets")] = Path("out"),
     json_path: Annotated[Path | None, typer.Option("--json", help="file for the figures")] = None,
 ) -> None:
-    """Prints a table of figures, and saves pictures and sounds side by side."""
+    """Prints a table of figures, and saves pictures (as in the model card's sheet) and sounds side by side."""
     logs.configure(level="WARNING")
     console = Console()
     made = asyncio.run(ask(deploy, most, console))
