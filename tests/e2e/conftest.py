@@ -57,4 +57,4 @@ def demo() -> Iterator[Running]:
         process.kill()
     _, alive = psutil.wait_procs(tree, timeout=1)
     assert not alive
-    assert set(SHARED.iterdir()) == shared_before
+    assert set(SHARED.iterdir()) <= shared_before

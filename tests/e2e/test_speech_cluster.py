@@ -89,7 +89,7 @@ async def test_eight_requests_at_once_say_what_transformers_says(demo, reference
 
 async def test_sound_begins_before_the_text_has_ended(demo) -> None:
     wanted = {
-        "thinker": {"sampling": {"temperature": 0, "min_tokens": 200, "max_tokens": 200}},
+        "thinker": {"sampling": {"temperature": 0, "min_tokens": 600, "max_tokens": 600}},
         "talker": {"sampling": {"temperature": 0, "min_tokens": 40, "max_tokens": 60}},
     }
     async with AsyncOmni(demo.grpc) as omni:
