@@ -42,7 +42,7 @@ PREPROCESSOR = {
     "max_pixels": 65536,
 }
 
-TALKER_SAMPLING: dict[str, float] = {"temperature": 0.4, "top_k": 10, "top_p": 1.0, "repetition_penalty": 1.0}
+TALKER_SAMPLING: dict[str, float] = {"temperature": 0.0}
 """How a frame's first code is drawn where nothing else is asked for."""
 
 _ATTENTION = {

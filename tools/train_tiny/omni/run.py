@@ -37,7 +37,7 @@ from tools.train_tiny.optimize import Training, console
 
 JUDGING = 40.0
 """Seconds that are left for writing the model and judging it."""
-VOICES = {"default": model.TALKER_SAMPLING, "greedy": {"temperature": 0.0}}
+VOICES = {"default": model.TALKER_SAMPLING, "sampled": {"temperature": 0.4, "top_k": 10}}
 
 
 @dataclass(frozen=True, slots=True)
