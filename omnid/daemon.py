@@ -14,10 +14,10 @@ from omni.rpc.metrics import MetricsServer, serve_metrics
 from omni.rpc.server import Server, make_server
 from omni.rpc.tls import ClientTls, ServerTls
 from omni.v1 import cluster_pb2, cluster_pb2_grpc, config_pb2, generate_pb2, generate_pb2_grpc
+from omnid.alarm import Alarm
 from omnid.cluster.attachment import Attachment
 from omnid.cluster.membership import Cluster
 from omnid.metrics import CoordinatorMetrics
-from omnid.orchestrator.alarm import Alarm
 from omnid.orchestrator.core import Orchestrator
 from omnid.services.cluster_service import ClusterService
 from omnid.services.desk import Desk

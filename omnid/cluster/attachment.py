@@ -13,11 +13,11 @@ from omni.rpc import logs
 from omni.rpc.channel import make_channel
 from omni.rpc.tls import ClientTls
 from omni.v1.stage_pb2_grpc import StageServiceStub
+from omnid.cluster.link import ReplicaLink
 from omnid.cluster.member import Member
 from omnid.cluster.membership import Cluster
 from omnid.metrics import CoordinatorMetrics
 from omnid.orchestrator.core import Orchestrator
-from omnid.orchestrator.link import ReplicaLink
 
 _FIRST_BACKOFF_S = 0.1
 _MAX_BACKOFF_S = 5.0

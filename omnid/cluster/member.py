@@ -7,7 +7,7 @@ import asyncio
 from omni.rpc.duration import seconds_of
 from omni.v1 import cluster_pb2, config_pb2, stage_pb2
 from omnid.cluster.health import Progress
-from omnid.orchestrator.link import ReplicaLink
+from omnid.cluster.link import ReplicaLink
 
 
 class Member:

@@ -9,10 +9,10 @@ from omni.rpc import context as call_context
 from omni.rpc.errors import FieldViolation, OmniError, invalid
 from omni.rpc.validation import validate
 from omni.v1 import generate_pb2
-from omnid.orchestrator.batch import WriteBatch, write_out
-from omnid.orchestrator.clients import StreamClient
+from omnid.cluster.batch import WriteBatch, write_out
 from omnid.orchestrator.ports import Failure
 from omnid.orchestrator.request import Request
+from omnid.services.clients import StreamClient
 from omnid.services.desk import Desk
 
 

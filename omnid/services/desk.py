@@ -10,14 +10,14 @@ from omni.rpc.duration import seconds_of
 from omni.rpc.errors import OmniError, Reason
 from omni.rpc.options import MAX_REQUEST_BYTES
 from omni.v1 import generate_pb2
+from omnid.cluster.link import negative_prompt
 from omnid.cluster.membership import Cluster
-from omnid.orchestrator.clients import StreamClient, error_of
 from omnid.orchestrator.core import Orchestrator
-from omnid.orchestrator.link import negative_prompt
 from omnid.orchestrator.plan import RequestPlan, make_plan
 from omnid.orchestrator.ports import Failure, RunReport
 from omnid.orchestrator.request import Request
 from omnid.services.checks import check, find_model
+from omnid.services.clients import StreamClient, error_of
 
 
 class Desk:

@@ -8,11 +8,11 @@ from typing import Any
 
 from omni.rpc import context as call_context
 from omni.v1 import config_pb2, generate_pb2, generate_pb2_grpc
-from omnid.orchestrator.batch import WriteBatch, write_out
-from omnid.orchestrator.clients import StreamClient, error_of
+from omnid.cluster.batch import WriteBatch, write_out
 from omnid.orchestrator.ports import Failure
 from omnid.services.attach import AttachSession
 from omnid.services.checks import find_model, limits_of
+from omnid.services.clients import StreamClient, error_of
 from omnid.services.desk import Desk
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from omni.v1 import content_pb2, generate_pb2
-from omnid.orchestrator.batch import SPLIT_BYTES, WriteBatch, split
-from omnid.orchestrator.clients import StreamClient
+from omnid.cluster.batch import SPLIT_BYTES, WriteBatch, split
+from omnid.services.clients import StreamClient
 
 DEFAULT_LIMIT = 4 * 1024 * 1024
 LARGEST_PIECE = 64 * 1024

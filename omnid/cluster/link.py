@@ -15,7 +15,7 @@ import grpc
 from omni.rpc.duration import duration_of
 from omni.rpc.errors import OmniError, Reason
 from omni.v1 import content_pb2, generate_pb2, stage_pb2, tensor_pb2
-from omnid.orchestrator.batch import WriteBatch, split
+from omnid.cluster.batch import WriteBatch, split
 from omnid.orchestrator.core import Orchestrator
 from omnid.orchestrator.leases import Tensor
 from omnid.orchestrator.plan import EdgePlan

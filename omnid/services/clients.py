@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from omni.rpc.errors import OmniError, Reason
 from omni.v1 import content_pb2, generate_pb2
-from omnid.orchestrator.batch import WriteBatch
+from omnid.cluster.batch import WriteBatch
 from omnid.orchestrator.ports import Failure, RequestEnd, StageEnd
 
 
