@@ -6,6 +6,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from omnid.orchestrator import failures
 from omnid.orchestrator.leases import Leases
 from omnid.orchestrator.plan import RequestPlan
 from omnid.orchestrator.ports import Client, Failure, Link, Observer, Router, RunReport
@@ -73,11 +74,10 @@ class Orchestrator:
         at_work = self._at_work.get(plan.model, 0)
         turn = self._turn.setdefault(plan.model, OrderedDict())
         if at_work >= plan.max_requests and len(turn) >= plan.max_queued:
-            why = f"model {plan.model} has {at_work} requests at work and {len(turn)} waiting; both are its limits"
-            return Failure("QUEUE_FULL", why)
+            return failures.too_many(plan, at_work, len(turn))
         request = Request(self, plan, request_id, message, client, timeout=timeout, traceparent=traceparent)
         self.requests[request_id] = request
-        request.accept()
+        client.accepted(request.count(), request_id)
         if at_work < plan.max_requests:
             self._at_work[plan.model] = at_work + 1
             request.begin()

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from omnid.orchestrator import failures
 from omnid.orchestrator.flow import Flow
 from omnid.orchestrator.leases import Tensor
 from omnid.orchestrator.ports import (
@@ -112,10 +113,6 @@ class Request(Timed):
         """Seconds that are left to it."""
         return max(0.0, self.times.created + self.timeout - self._core.now)
 
-    def accept(self) -> None:
-        """Says its id to the client."""
-        self.client.accepted(self.count(), self.id)
-
     def begin(self) -> None:
         """Its turn has come: starts the runs that take the prompt."""
         self.begun = True
@@ -139,11 +136,9 @@ class Request(Timed):
     def expire(self) -> None:
         """Its own deadline has passed."""
         if self.remaining > 0 and not self.begun:
-            stage = self.plan.stages[0].name
-            message = f"waited {self.plan.queue:g} s for its turn (bound queue): {self.plan.max_requests} are at work"
-            self.fail(Failure("STAGE_TIMEOUT", message, stage), "its turn did not come")
+            self.fail(failures.no_turn(self.plan), "its turn did not come")
         else:
-            self.fail(Failure("DEADLINE", f"the request's time of {self.timeout:g} s has passed"), "deadline")
+            self.fail(failures.out_of_time(self.timeout), "deadline")
 
     def on_end(self, call: Callable[[Request], None]) -> None:
         """`call` is called when it has ended."""
@@ -179,7 +174,7 @@ class Request(Timed):
         if first != run.next or not count:
             for tensor in tensors:  # They go back with the request: a doubled one may be in a reader's hands.
                 core.leases.add(self.id, tensor, 1)
-            self._broken(run, first)
+            self.fail(failures.broken_sequence(run, first), f"output of stage {run.stage.name} was lost or doubled")
             return
         now = core.now
         run.next = first + count
@@ -205,17 +200,13 @@ class Request(Timed):
     def finished(self, run: Run, reason: int, count: int, usage: Any, timings: Any) -> None:
         """A run has ended, by itself or because it was told to."""
         if run.state == CANCELLING:
-            run.acknowledged = True
-            self._end_run(run)
-            self._end_when_done()
+            self._let_go(run, acknowledged=True)
             return
         if count != run.next:
-            message = f"{run.readers}: {run.name} says it made {count} outputs, {run.next} came"
-            self._fail_run(run, Failure("COUNT_MISMATCH", message, run.stage.name, run.replica))
+            self._fail_run(run, failures.wrong_count(run, count))
             return
         if reason == CANCELLED:
-            message = f"stage {run.name} ended its run as cancelled, though nobody cancelled it"
-            self._fail_run(run, Failure("STAGE_FAILED", message, run.stage.name, run.replica))
+            self._fail_run(run, failures.cancelled_by_nobody(run))
             return
         run.acknowledged = True
         run.end = StageEnd(run.stage.name, reason, usage, timings)
@@ -233,10 +224,8 @@ class Request(Timed):
     def failed(self, run: Run, failure: Failure) -> None:
         """A run has failed, and has let go."""
         if run.state == CANCELLING:
-            run.acknowledged = True
-            self._end_run(run)
-            self._end_when_done()
-        elif failure.reason in _REFUSALS and run.sent is not None and not run.next:
+            self._let_go(run, acknowledged=True)
+        elif failure.reason in _REFUSALS and run.sent is not None:
             self._refused(run, failure)
         else:
             self._fail_run(run, failure)
@@ -258,26 +247,21 @@ class Request(Timed):
         self._core.timers.clear(run)
         run.link = None
         if run.state == CANCELLING:
-            self._end_run(run)
-            self._end_when_done()
-        elif run.sent is not None and run.next == 0 and run.losses < LOSSES:
+            self._let_go(run, acknowledged=False)
+        elif run.sent is not None and run.losses < LOSSES:
             run.losses += 1
             run.replica = ""
-            self._place_again(run)
+            run.rewind()
+            self._core.place(run)
         else:
-            when = "after its run had begun" if run.losses < LOSSES else "like another that its run was begun on"
-            message = f"replica {run.replica} of stage {run.stage.name} was lost {when}"
             run.state = ENDED
             self.open -= 1
-            self.fail(Failure("REPLICA_LOST", message, run.stage.name, run.replica), f"stage {run.stage.name} was lost")
+            self.fail(failures.lost(run, begun=run.losses < LOSSES), f"stage {run.stage.name} was lost")
 
     def started(self, run: Run, link: Link, number: int) -> None:
         """`run` goes to `link` under `number`."""
         core = self._core
-        run.state = STARTED
-        run.link, run.number, run.replica = link, number, link.name
-        run.room, run.sent = WINDOW, []
-        run.started = core.now
+        run.begin(link, number)
         self.times.first_start = self.times.first_start or core.now
         link.runs[number] = run
         link.start(run, self.remaining)
@@ -287,26 +271,16 @@ class Request(Timed):
     def run_expired(self, run: Run) -> None:
         """A run's bound has passed."""
         core = self._core
-        waits = run.stage.waits
         if run.state == CANCELLING:
-            self._end_run(run)
-            self._end_when_done()
+            self._let_go(run, acknowledged=False)
         elif run.state == QUEUED:
-            missing = core.router.missing(run.stage)
-            message = f"stage {run.name} found no replica within {waits.queue:g} s (bound queue)"
-            if missing:
-                failure = Failure("NO_REPLICA", f"{message}: {missing}", run.stage.name)
-            else:
-                failure = Failure("STAGE_TIMEOUT", f"{message}: all are full", run.stage.name)
+            failure = failures.no_replica(run, core.router.missing(run.stage))
             self.fail(failure, f"stage {run.stage.name} has no replica")
         elif run.state == STARTED:
             if run.idle_by_right:
                 core.timers.set(run, core.now + run.wait)
                 return
-            which = "gap" if run.next else "first_output"
-            message = f"stage {run.name} made no output for {run.wait:g} s (bound {which})"
-            failure = Failure("STAGE_TIMEOUT", message, run.stage.name, run.replica)
-            self.fail(failure, f"stage {run.stage.name} is too slow")
+            self.fail(failures.too_slow(run), f"stage {run.stage.name} is too slow")
 
     # -- what the client says ----------------------------------------------------------------------------------------
 
@@ -346,16 +320,8 @@ class Request(Timed):
         link.runs.pop(run.number, None)
         link.refusing = True
         run.link = None
-        self._place_again(run)
-
-    def _place_again(self, run: Run) -> None:
-        """Nothing of what was sent to the run's replica was taken, and it made nothing: it starts anew."""
-        for entry in reversed(run.sent or ()):
-            if entry.chunk is None:
-                run.open_sources += 1
-            run.inputs.appendleft(entry)
-        run.handed.clear()
-        self._core.place(run)
+        run.rewind()
+        core.place(run)
 
     def _first_output(self, run: Run, now: float) -> None:
         run.first_output = now
@@ -365,11 +331,11 @@ class Request(Timed):
         if run.to_client and not self.times.first_output:
             self.times.first_output = now
 
-    def _broken(self, run: Run, first: int) -> None:
-        kind = "a gap" if first > run.next else "an overlap" if first < run.next else "a message of no outputs"
-        message = f"{run.readers}: {kind}, output {first} of {run.name} came where {run.next} was due"
-        failure = Failure("SEQUENCE_BROKEN", message, run.stage.name, run.replica)
-        self.fail(failure, f"output of stage {run.stage.name} was lost or doubled")
+    def _let_go(self, run: Run, *, acknowledged: bool) -> None:
+        """A run that was told to let go has said that it has, or nobody waits for that any more."""
+        run.acknowledged = acknowledged
+        self._end_run(run)
+        self._end_when_done()
 
     def _fail_run(self, run: Run, failure: Failure) -> None:
         run.acknowledged = True

@@ -86,7 +86,6 @@ class Run(Timed):
         "sent",
         "sources",
         "stage",
-        "started",
         "state",
         "to_client",
         "wait",
@@ -132,7 +131,7 @@ class Run(Timed):
 
         self.wait = stage.waits.first_output
         """Seconds that it may go on without a sign of life."""
-        self.started = self.first_output = self.last_output = 0.0
+        self.first_output = self.last_output = 0.0
         self.end: StageEnd | None = None
         self.acknowledged = False
         """It has said that it let go."""
@@ -154,6 +153,20 @@ class Run(Timed):
     def idle_by_right(self) -> bool:
         """Nothing is due from it: it waits for us to credit its outputs, or for input that its sources did not make."""
         return self.held >= WINDOW or (self.open_sources > 0 and self.room == WINDOW)
+
+    def begin(self, link: Link, number: int) -> None:
+        """It starts on `link` under `number`."""
+        self.state = STARTED
+        self.link, self.number, self.replica = link, number, link.name
+        self.room, self.sent = WINDOW, []
+
+    def rewind(self) -> None:
+        """Nothing of what was sent to its replica was taken, and it made nothing: all of it is to be sent anew."""
+        for entry in reversed(self.sent or ()):
+            if entry.chunk is None:
+                self.open_sources += 1
+            self.inputs.appendleft(entry)
+        self.handed.clear()
 
 
 def make_runs(request: Request) -> list[Run]:
