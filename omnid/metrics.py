@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from omni.rpc import logs, tracing
+from omni.rpc import logs
 from omni.v1 import content_pb2
 from omnid.orchestrator.request import Request
 
@@ -61,7 +61,7 @@ class CoordinatorMetrics:
         self.requests.labels(model, outcome).inc()
         told = {"request_id": request.id, "client_request_id": request.message.client_request_id, "model": model}
         attributes = {f"omni.{name}": value for name, value in (*told.items(), ("outcome", outcome))}
-        tracing.record("request", request.traceparent, times.created, times.ended, attributes)
+        request.trace.end(attributes)
         seconds = round(times.ended - times.created, 3)
         if failure := request.failure:
             _log.info("request_failed", **told, reason=outcome, why=failure.message, seconds=seconds)

@@ -85,7 +85,7 @@ class ReplicaLink:
             start.sources.add(stage=source.stage.name, role=source.role.role)
         # Its own clock is for when we are gone: ours tells it in time.
         start.timeout.CopyFrom(duration_of(timeout + run.stage.waits.cancel))
-        start.traceparent = request.traceparent
+        start.traceparent = request.trace.traceparent
         start.window = WINDOW
         self._batch.wake()
 

@@ -9,7 +9,7 @@ from typing import Any
 from omnid.orchestrator import failures
 from omnid.orchestrator.leases import Leases
 from omnid.orchestrator.plan import RequestPlan
-from omnid.orchestrator.ports import Client, Failure, Link, Observer, Router, RunReport
+from omnid.orchestrator.ports import Client, Failure, Link, Observer, Router, RunReport, Trace
 from omnid.orchestrator.request import Request
 from omnid.orchestrator.run import CANCELLING, QUEUED, STARTED, Run
 from omnid.orchestrator.timers import Timers
@@ -58,8 +58,8 @@ class Orchestrator:
         message: Any,
         client: Client,
         *,
+        trace: Trace,
         timeout: float | None = None,
-        traceparent: str = "",
     ) -> Request | Failure:
         """Takes a request in; a failure when too many wait already, and then nothing was begun.
 
@@ -68,14 +68,14 @@ class Orchestrator:
             request_id: never used before.
             message: what the client sent; opaque.
             client: who gets the events.
+            trace: its span, which the observer ends.
             timeout: seconds for the whole request; None: the deployment's bound.
-            traceparent: W3C trace context, or "".
         """
         at_work = self._at_work.get(plan.model, 0)
         turn = self._turn.setdefault(plan.model, OrderedDict())
         if at_work >= plan.max_requests and len(turn) >= plan.max_queued:
             return failures.too_many(plan, at_work, len(turn))
-        request = Request(self, plan, request_id, message, client, timeout=timeout, traceparent=traceparent)
+        request = Request(self, plan, request_id, message, client, trace=trace, timeout=timeout)
         self.requests[request_id] = request
         client.accepted(request.count(), request_id)
         if at_work < plan.max_requests:

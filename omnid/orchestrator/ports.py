@@ -5,8 +5,8 @@ Payloads, prompts, usage and timings are opaque here: they are handed on as they
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
@@ -99,6 +99,17 @@ class Client(Protocol):
     def failed(self, index: int, failure: Failure) -> None: ...
 
 
+class Trace(Protocol):
+    """The span of a request."""
+
+    @property
+    def traceparent(self) -> str:
+        """W3C trace context for what is done for the request, or ""."""
+
+    def end(self, attributes: Mapping[str, str]) -> None:
+        """The request has ended."""
+
+
 class Router(Protocol):
     """Finds replicas."""
 
@@ -123,20 +134,3 @@ class Observer(Protocol):
 
     def ended(self, request: Request) -> None:
         """A request has ended, with its failure or without."""
-
-
-@dataclass(slots=True)
-class Silent:
-    """An observer that only counts; the default."""
-
-    fenced_events: int = 0
-    ended_requests: list[str] = field(default_factory=list)
-
-    def fenced(self, events: int) -> None:
-        self.fenced_events += events
-
-    def taken(self, edge: str, seconds: float) -> None:
-        pass
-
-    def ended(self, request: Request) -> None:
-        pass

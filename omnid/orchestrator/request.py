@@ -22,6 +22,7 @@ from omnid.orchestrator.ports import (
     RunReport,
     StageEnd,
     Times,
+    Trace,
 )
 from omnid.orchestrator.run import (
     CANCELLING,
@@ -67,7 +68,7 @@ class Request(Timed):
         "stopping",
         "timeout",
         "times",
-        "traceparent",
+        "trace",
     )
 
     def __init__(
@@ -78,8 +79,8 @@ class Request(Timed):
         message: Any,
         client: Client,
         *,
+        trace: Trace,
         timeout: float | None,
-        traceparent: str,
     ) -> None:
         """`message` is the client's request, opaque here; links read prompt and parameters from it."""
         super().__init__()
@@ -89,7 +90,7 @@ class Request(Timed):
         self.message = message
         self.client = client
         self.timeout = plan.total if timeout is None else min(timeout, plan.total)
-        self.traceparent = traceparent
+        self.trace = trace
         self.index = 0
         """Number of the client's next event."""
         self.begun = False

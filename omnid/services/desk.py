@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 from omni.rpc import context as call_context
+from omni.rpc import tracing
 from omni.rpc.duration import seconds_of
 from omni.rpc.errors import OmniError, Reason
 from omni.rpc.options import MAX_REQUEST_BYTES
@@ -47,7 +48,7 @@ class Desk:
         Args:
             message: what was asked.
             client: of this request only.
-            traceparent: W3C trace context, or "".
+            traceparent: W3C trace context that its span belongs to, or "".
             remaining: seconds until the call's own deadline.
 
         Raises:
@@ -70,11 +71,13 @@ class Desk:
             plan = self._plans[key] = make_plan(pipeline, outputs, negative=key[2])
         own = seconds_of(message.timeout) if message.HasField("timeout") else None
         given = [seconds for seconds in (own, remaining) if seconds is not None]
+        trace = tracing.begin("request", traceparent)
         self.tick()
         request = self.core.submit(
-            plan, request_id, message, client, timeout=min(given) if given else None, traceparent=traceparent
+            plan, request_id, message, client, trace=trace, timeout=min(given) if given else None
         )
         if isinstance(request, Failure):
+            trace.end({"omni.request_id": request_id, "omni.model": plan.model, "omni.outcome": request.reason})
             raise error_of(request, request_id)
         return request
 

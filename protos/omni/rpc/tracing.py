@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from omni.rpc import context
@@ -14,7 +15,7 @@ from omni.rpc import context
 if TYPE_CHECKING:
     from opentelemetry.context import Context
     from opentelemetry.sdk.trace import TracerProvider
-    from opentelemetry.trace import Tracer
+    from opentelemetry.trace import Span, Tracer
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 Attribute = str | int | float | bool
@@ -58,13 +59,39 @@ def span(method: str) -> Iterator[None]:
     if _tracer is None:
         yield
         return
-    from opentelemetry.trace import SpanKind, set_span_in_context
+    from opentelemetry.trace import SpanKind
 
-    with _tracer.start_as_current_span(method, context=_parent(context.traceparent()), kind=SpanKind.SERVER) as current:
-        carrier: dict[str, str] = {}
-        _propagator().inject(carrier, set_span_in_context(current))
-        with context.bound(traceparent=carrier.get(context.TRACEPARENT_KEY, "")):
-            yield
+    with (
+        _tracer.start_as_current_span(method, context=_parent(context.traceparent()), kind=SpanKind.SERVER) as current,
+        context.bound(traceparent=_traceparent(current)),
+    ):
+        yield
+
+
+@dataclass(frozen=True, slots=True)
+class OpenSpan:
+    """A span of work that no block of code surrounds; made by `begin`.
+
+    Attributes:
+        traceparent: W3C trace context for what belongs to the span; without an exporter, that of its parent.
+    """
+
+    traceparent: str
+    _span: "Span | None" = None
+
+    def end(self, attributes: Mapping[str, Attribute]) -> None:
+        """The work is done."""
+        if self._span is not None:
+            self._span.set_attributes(attributes)
+            self._span.end()
+
+
+def begin(name: str, traceparent: str) -> OpenSpan:
+    """A span that begins now, of the span that `traceparent` (W3C trace context, or "") names."""
+    if _tracer is None:
+        return OpenSpan(traceparent)
+    begun = _tracer.start_span(name, context=_parent(traceparent))
+    return OpenSpan(_traceparent(begun), begun)
 
 
 def record(
@@ -73,7 +100,7 @@ def record(
     """A span of what is over, for work that no block of code surrounds.
 
     Args:
-        name: what was done: "request", "run thinker".
+        name: what was done: "run thinker".
         traceparent: W3C trace context of the span that it belongs to, or "".
         began: by `time.monotonic`, in seconds.
         ended: the same.
@@ -95,6 +122,14 @@ def _propagator() -> "TraceContextTextMapPropagator":
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
     return TraceContextTextMapPropagator()
+
+
+def _traceparent(span: "Span") -> str:
+    from opentelemetry.trace import set_span_in_context
+
+    carrier: dict[str, str] = {}
+    _propagator().inject(carrier, set_span_in_context(span))
+    return carrier.get(context.TRACEPARENT_KEY, "")
 
 
 def _parent(traceparent: str) -> "Context | None":

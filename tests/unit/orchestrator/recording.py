@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from omnid.orchestrator.core import Orchestrator
 from omnid.orchestrator.leases import Tensor
 from omnid.orchestrator.plan import EdgePlan, RequestPlan, RolePlan, StagePlan, Waits
-from omnid.orchestrator.ports import Failure, RequestEnd, Silent, StageEnd
+from omnid.orchestrator.ports import Failure, RequestEnd, StageEnd
 from omnid.orchestrator.request import Request
 from omnid.orchestrator.run import Chunk, Run
 
@@ -87,6 +88,31 @@ class FakeClient:
         return [event[2] for event in self.events if event[0] == "output"]
 
 
+@dataclass
+class FakeObserver:
+    """Counts late events."""
+
+    fenced_events: int = 0
+
+    def fenced(self, events: int) -> None:
+        self.fenced_events += events
+
+    def taken(self, edge: str, seconds: float) -> None:
+        pass
+
+    def ended(self, request: Request) -> None:
+        pass
+
+
+class Untraced:
+    """The span of a request that nobody traces."""
+
+    traceparent = ""
+
+    def end(self, attributes: Mapping[str, str]) -> None:
+        pass
+
+
 class World:
     """An orchestrator, its replicas by stage, and the time."""
 
@@ -94,7 +120,7 @@ class World:
         self.plan = plan
         self.links: dict[str, list[FakeLink]] = {stage.name: [FakeLink(f"m/{stage.name}/0")] for stage in plan.stages}
         self.released: list[tuple[str, int]] = []
-        self.observer = Silent()
+        self.observer = FakeObserver()
         self.core = Orchestrator(self, self.observer)
 
     # the router
@@ -113,7 +139,7 @@ class World:
 
     def ask(self, timeout: float | None = None) -> tuple[Request, FakeClient]:
         client = FakeClient()
-        request = self.core.submit(self.plan, f"req-{id(client)}", None, client, timeout=timeout)
+        request = self.core.submit(self.plan, f"req-{id(client)}", None, client, trace=Untraced(), timeout=timeout)
         assert isinstance(request, Request)
         return request, client
 

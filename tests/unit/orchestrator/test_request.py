@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from recording import WAITS, FakeLink, World, chain
+from recording import WAITS, FakeLink, Untraced, World, chain
 
 from omnid.orchestrator.ports import CANCELLED, Failure
 from omnid.orchestrator.timers import Timed, Timers
@@ -357,7 +357,7 @@ def test_requests_beyond_the_limits_wait_their_turn_and_then_are_refused() -> No
     first, _ = world.ask()
     world.ask()
     third, client = world.ask()
-    refused = world.core.submit(world.plan, "req-4", None, client)
+    refused = world.core.submit(world.plan, "req-4", None, client, trace=Untraced())
     assert isinstance(refused, Failure)
     assert refused.reason == "QUEUE_FULL"
     assert not third.begun
