@@ -112,6 +112,8 @@ class Load:
     waiting: int = 0
     steps: int = 0
     units: int = 0
+    busy: bool = False
+    """Something can be done now. False: there is no run, or each waits for its input or for its reader."""
     voices: Sequence[str] = ()
     """Speakers of a model that is loaded."""
 

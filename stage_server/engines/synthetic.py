@@ -209,7 +209,8 @@ class SyntheticEngine:
     def load(self) -> Load:
         with self._changed:
             waiting = sum(1 for state in self._runs.values() if state.queued < 0)
-            return Load(len(self._runs) - waiting, waiting, self._counters.steps, self._counters.units)
+            busy = any(state.waiting or state.stalled for state in self._runs.values())
+            return Load(len(self._runs) - waiting, waiting, self._counters.steps, self._counters.units, busy)
 
     def stop(self) -> None:
         with self._changed:

@@ -26,6 +26,8 @@ class EngineThread:
         self._mailbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._stopping = False
+        self.idle = True
+        """It waits for a call, since its last turn found nothing to do. Read by other threads."""
 
     def start(self) -> None:
         """Begins to take turns."""
@@ -39,7 +41,10 @@ class EngineThread:
     def read(self, *, wait: bool) -> None:
         """Makes the calls that are in the mailbox, in the thread itself; waits for one when there is none to make."""
         if wait:
-            self._mailbox.get()()
+            self.idle = True
+            call = self._mailbox.get()
+            self.idle = False
+            call()
         while not self._mailbox.empty():  # This thread alone takes from it.
             self._mailbox.get_nowait()()
 

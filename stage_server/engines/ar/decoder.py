@@ -98,7 +98,8 @@ class Decoder(ABC, Generic[StateT]):
     """A model that decodes step by step.
 
     Calls come from the engine's thread under `torch.inference_mode`, except where it says otherwise. An exception from
-    `prepare` or `feed` fails that run alone; one from `forward`, `logits` or `sampled` fails the runs of the step.
+    `prepare` or `feed` fails that run alone. After one from `forward` the runs of the step are put through one by one,
+    and those fail that fail alone; one from `logits` or `sampled` fails the runs of the step.
     """
 
     voices: Sequence[str] = ()
@@ -158,9 +159,6 @@ class Decoder(ABC, Generic[StateT]):
     def ended(self, state: StateT) -> None:
         """Appends to `state.tensors` what was held back. Called once for a run that ends by itself, STOP or LENGTH,
         before its last output is taken."""
-
-    def close(self, state: StateT) -> None:
-        """Lets go of what the state holds outside itself, unread feeds for instance. Called once for each state."""
 
     def unload(self) -> None:
         """Frees the model."""

@@ -20,6 +20,7 @@ from omni.v1 import content_pb2
 from stage_server.engines.ar.cache import SlotCache
 from stage_server.engines.ar.decoder import Decoder, Slice, StateT
 from stage_server.engines.ar.entry import Entry
+from stage_server.engines.ar.sampling import Seen
 from stage_server.engines.ar.schedule import draws, plan
 from stage_server.engines.ar.step import Step, collect
 from stage_server.engines.base import Deliver, Event, Failed, Feed, Finished, Load, Output, Run
@@ -44,6 +45,8 @@ class ArEngine(Generic[StateT]):
         self._running: list[Entry[StateT]] = []
         self._events: list[Event] = []
         self._idle = True
+        self._preparing = 0
+        """Runs that the worker has not begun with, or is at work on."""
         self._steps = 0
         self._units = 0
 
@@ -76,7 +79,8 @@ class ArEngine(Generic[StateT]):
 
     def load(self) -> Load:
         running = len(self._running)
-        return Load(running, len(self._entries) - running, self._steps, self._units, self._decoder.voices)
+        busy = self._preparing > 0 or not self._thread.idle
+        return Load(running, len(self._entries) - running, self._steps, self._units, busy, self._decoder.voices)
 
     def stop(self) -> None:
         """Ends stepping; runs at work are dropped."""
@@ -115,33 +119,36 @@ class ArEngine(Generic[StateT]):
 
     def _take(self, entry: Entry[StateT]) -> None:
         self._entries[entry.run.id] = entry
+        self._preparing += 1
 
     def _prepare(self, entry: Entry[StateT]) -> None:
         """In the worker."""
         try:
             with torch.inference_mode():
                 state = self._decoder.prepare(entry.run)
+                seen = Seen(state.prompt_ids, self._geometry.device) if state.sampling.penalized else None
         except Exception as error:
             failure = as_error(error, "the run could not be prepared", entry.run)
             self._thread.put(lambda: self._unprepared(entry, failure))
         else:
-            self._thread.put(lambda: self._prepared(entry, state))
+            self._thread.put(lambda: self._prepared(entry, state, seen))
 
     def _unprepared(self, entry: Entry[StateT], error: OmniError) -> None:
+        self._preparing -= 1
         if entry.cancelled:
             self._finish(entry, content_pb2.FINISH_REASON_CANCELLED)
         else:
             self._fail(entry, error)
 
-    def _prepared(self, entry: Entry[StateT], state: StateT) -> None:
-        entry.state = state
-        entry.begin(self._geometry.device)
+    def _prepared(self, entry: Entry[StateT], state: StateT, seen: Seen | None) -> None:
+        self._preparing -= 1
+        entry.state, entry.seen = state, seen
         if entry.cancelled:
             self._finish(entry, content_pb2.FINISH_REASON_CANCELLED)
             return
         self._waiting.append(entry)
-        feeds, entry.feeds = entry.feeds, []
         if self._fits(entry):
+            feeds, entry.feeds = entry.feeds, []
             for feed in feeds:
                 self._feed(entry.run.id, feed)
 
@@ -179,7 +186,10 @@ class ArEngine(Generic[StateT]):
             return
         entry.cancelled = True
         entry.release_feeds()
-        if entry.state is not None or (entry.preparation is not None and entry.preparation.cancel()):
+        if entry.state is not None:
+            self._finish(entry, content_pb2.FINISH_REASON_CANCELLED)
+        elif entry.preparation is not None and entry.preparation.cancel():
+            self._preparing -= 1
             self._finish(entry, content_pb2.FINISH_REASON_CANCELLED)
 
     def _hold(self, run: int, held: bool) -> None:
@@ -195,25 +205,32 @@ class ArEngine(Generic[StateT]):
     def _step(self, slices: Sequence[Slice[StateT]]) -> None:
         entries = [self._entries[part.state.run.id] for part in slices]
         try:
-            self._forward(entries, slices)
+            hidden = self._forward(slices)
         except Exception as error:
             if len(slices) == 1:
                 self._fail(entries[0], error)
                 return
             log.warning("a step failed, its runs are stepped one by one", error=repr(error))
-            for entry, part in zip(entries, slices, strict=True):
-                alone = Slice(part.state, part.start, part.stop, 0)
-                try:
-                    self._forward([entry], [alone])
-                except Exception as own:
-                    self._fail(entry, own)
+            for part in slices:
+                self._step([Slice(part.state, part.start, part.stop, 0)])
+            return
+        try:
+            self._advance(entries, slices, hidden)
+        except Exception as error:
+            # Some of them have taken their token: drawn once more, it would be lost or doubled.
+            for entry in entries:
+                self._fail(entry, error)
 
-    def _forward(self, entries: Sequence[Entry[StateT]], slices: Sequence[Slice[StateT]]) -> None:
+    def _forward(self, slices: Sequence[Slice[StateT]]) -> torch.Tensor:
+        """May be made again for the same slices."""
         for part in slices:
             part.state.tensors.clear()
         self._cache.begin([(part.state.run.id, part.start, part.stop) for part in slices])
+        return self._decoder.forward(slices, self._cache)
+
+    def _advance(self, entries: Sequence[Entry[StateT]], slices: Sequence[Slice[StateT]], hidden: torch.Tensor) -> None:
+        """Takes a step's result in: its positions, tokens, outputs and ends."""
         step = Step(self._decoder, entries, slices, self._geometry.max_length)
-        hidden = self._decoder.forward(slices, self._cache)
         self._steps += 1
         for entry, part in zip(entries, slices, strict=True):
             entry.stepped()
@@ -261,6 +278,4 @@ class ArEngine(Generic[StateT]):
             self._cache.release(entry.run.id, moved.ready_state.position if moved else 0)
         elif entry in self._waiting:
             self._waiting.remove(entry)
-        if entry.state is not None:
-            self._decoder.close(entry.state)
         return True

@@ -12,8 +12,6 @@ from stage_server.engines.ar.decoder import StateT
 from stage_server.engines.ar.sampling import Seen
 
 if TYPE_CHECKING:
-    import torch
-
     from stage_server.engines.base import Feed, Run
 
 
@@ -40,12 +38,6 @@ class Entry(Generic[StateT]):
         """The state of a run that is prepared."""
         assert self.state is not None
         return self.state
-
-    def begin(self, device: torch.device) -> None:
-        """Sets up what sampling keeps for the run."""
-        state = self.ready_state
-        if state.sampling.penalized:
-            self.seen = Seen(state.prompt_ids, device)
 
     def stepped(self) -> None:
         """Notes that a step with this run has been made."""

@@ -97,8 +97,9 @@ class Step(Generic[StateT]):
         penalize(logits, penalized)
         for place, row in enumerate(rows):
             state = self._slices[row].state
-            if len(state.tokens) < state.sampling.min_tokens and state.sampling.stop_ids:
-                logits[place, list(state.sampling.stop_ids)] = float("-inf")
+            if len(state.tokens) < state.sampling.min_tokens:
+                known = [token for token in state.sampling.stop_ids if token < logits.shape[-1]]
+                logits[place, known] = float("-inf")
 
     def _take(self, row: int, state: StateT, token: int) -> Reason | None:
         """Adds a token to its run's output; the reason when it ends the run."""

@@ -71,7 +71,7 @@ class DiffusionEngine(Generic[ConditioningT, SampleT]):
 
     def load(self) -> Load:
         waiting = self._schedule.waiting
-        return Load(len(self._tasks) - waiting, waiting, self._steps, self._units)
+        return Load(len(self._tasks) - waiting, waiting, self._steps, self._units, not self._thread.idle)
 
     def stop(self) -> None:
         """Ends stepping; runs at work are dropped."""

@@ -77,10 +77,6 @@ class Schedule(Generic[ConditioningT, SampleT]):
         """By run, the one whose turn is longest ago first."""
 
     @property
-    def running(self) -> int:
-        return len(self._running)
-
-    @property
     def waiting(self) -> int:
         return len(self._waiting)
 

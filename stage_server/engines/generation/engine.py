@@ -138,7 +138,7 @@ class GenerationEngine(Generic[StateT]):
 
     def load(self) -> Load:
         running = len(self._running)
-        return Load(running, len(self._entries) - running, self._steps, self._units)
+        return Load(running, len(self._entries) - running, self._steps, self._units, not self._thread.idle)
 
     def stop(self) -> None:
         """Ends stepping; runs at work are dropped."""
@@ -164,9 +164,7 @@ class GenerationEngine(Generic[StateT]):
         """Reads the mailbox, waiting only when there is nothing to decode, and makes one step."""
         self._thread.read(wait=not self._ready())
         while self._waiting and len(self._running) < self._max_running:
-            entry = self._waiting.popleft()
-            entry.state = self._decoder.open()
-            self._running.append(entry)
+            self._admit(self._waiting[0])
         if ready := self._ready():
             self._step(ready)
         for entry in list(self._running):
@@ -182,6 +180,16 @@ class GenerationEngine(Generic[StateT]):
     def _take(self, entry: _Entry[StateT]) -> None:
         self._entries[entry.run.id] = entry
         self._waiting.append(entry)
+
+    def _admit(self, entry: _Entry[StateT]) -> None:
+        """Lets the oldest waiting run in."""
+        try:
+            entry.state = self._decoder.open()
+        except Exception as error:
+            self._fail(entry, error)
+            return
+        self._waiting.popleft()
+        self._running.append(entry)
 
     def _feed(self, run: int, feed: Feed) -> None:
         entry = self._entries.get(run)

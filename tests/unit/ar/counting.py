@@ -31,9 +31,8 @@ class CountingDecoder(Decoder[CountState]):
 
     def __init__(self) -> None:
         self.forwards: list[list[tuple[int, int, int]]] = []
-        self.closed: list[int] = []
-        self.released = 0
         self.fail_forward: set[int] = set()
+        self.fail_sampled: set[int] = set()
         self.spoil: set[int] = set()
         self.gate: threading.Event | None = None
         """When set, preparation waits for it."""
@@ -108,6 +107,8 @@ class CountingDecoder(Decoder[CountState]):
 
     def sampled(self, states: Sequence[CountState], tokens: Sequence[int], hidden: torch.Tensor) -> None:
         for state, token in zip(states, tokens, strict=True):
+            if state.run.id in self.fail_sampled:
+                raise RuntimeError("the token was not taken")
             if state.run.prompt is not None:
                 self.inputs[state.run.id].append(token)
                 state.ready += 1
@@ -116,9 +117,6 @@ class CountingDecoder(Decoder[CountState]):
 
     def ended(self, state: CountState) -> None:
         state.publish("last", torch.tensor([len(state.tokens)]))
-
-    def close(self, state: CountState) -> None:
-        self.closed.append(state.run.id)
 
 
 def expected(ids: Sequence[int], tokens: int) -> list[int]:

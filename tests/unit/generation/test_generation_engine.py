@@ -32,10 +32,14 @@ class Echo(ChunkDecoder[int]):
         self.gate.set()
         self.entered = threading.Event()
         self.batches: list[list[int]] = []
+        self.full = False
+        """Whether nothing can be remembered of one more run."""
 
     def load(self) -> None: ...
 
     def open(self) -> int:
+        if self.full:
+            raise MemoryError
         return 0
 
     def take(self, frames: torch.Tensor) -> torch.Tensor:
@@ -153,6 +157,19 @@ def test_a_broken_run_fails_alone(driver: Driver, echo: Echo) -> None:
     assert echo.entered.wait(PATIENCE)
     give(driver, good, frames(0.2))
     give(driver, bad, frames(BROKEN))
+    echo.gate.set()
+    assert driver.result(bad).failed.error.reason == Reason.STAGE_FAILED
+    assert driver.result(good).finished.usage.audio_samples == 2
+
+
+def test_a_run_that_cannot_be_let_in_fails_alone(driver: Driver, echo: Echo) -> None:
+    echo.gate.clear()
+    good = driver.submit(new_run())
+    give(driver, good, frames(0.1), end=False)
+    assert echo.entered.wait(PATIENCE)
+    echo.full = True
+    bad = driver.submit(new_run())
+    give(driver, good, frames(0.2))
     echo.gate.set()
     assert driver.result(bad).failed.error.reason == Reason.STAGE_FAILED
     assert driver.result(good).finished.usage.audio_samples == 2
