@@ -77,7 +77,7 @@ class Daemon:
         self._alarm = Alarm()
         clock = time.monotonic
         metrics = CoordinatorMetrics(self.registry)
-        self.cluster = Cluster(pipelines, clock)
+        self.cluster = Cluster(pipelines)
         self.orchestrator = Orchestrator(self.cluster, metrics, self._alarm.earlier)
         self._desk = Desk(self.orchestrator, self.cluster, clock)
         self._attachment = Attachment(self.cluster, self.orchestrator, metrics, clock, stage_tls)

@@ -29,6 +29,7 @@ from omni.rpc.spec import spec_hash
 from omni.rpc.tls import TlsFiles
 from omni.v1 import cluster_pb2, cluster_pb2_grpc, config_pb2, stage_pb2, stage_pb2_grpc, tensor_pb2
 from stage_server import checkpoint, models
+from stage_server.loader import Loader
 from stage_server.metrics import StageMetrics
 from stage_server.service.host import StageHost
 from stage_server.service.servicer import StageServicer
@@ -62,8 +63,9 @@ class StageServer:
     has started, health says NOT_SERVING and runs are refused.
     """
 
-    def __init__(self, options: argparse.Namespace) -> None:
+    def __init__(self, options: argparse.Namespace, loader: Loader) -> None:
         self._options = options
+        self._loader = loader
         self._name = f"{options.model}/{options.stage}/{options.index}"
         epoch = secrets.randbits(63) + 1
         self._address = tensor_pb2.ReplicaAddress(
@@ -78,6 +80,9 @@ class StageServer:
         self._stopping = asyncio.Event()
         self._changed = asyncio.Event()
         """There is something to tell the coordinator."""
+        self._judged = asyncio.Event()
+        """What health says may be another."""
+        self._spec: config_pb2.StageSpec | None = None
         self._joined = False
         self._leaving = False
         self._arena: Arena | None = None
@@ -100,6 +105,7 @@ class StageServer:
             metrics = await serve_metrics(options.listen.rpartition(":")[0], options.metrics_port, self._registry)
         try:
             async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._tend_health())
                 membership = tasks.create_task(self._membership(tasks))
                 await self._stopping.wait()
                 await self._drain()
@@ -159,47 +165,67 @@ class StageServer:
                 await call.read()  # Nothing follows: this returns when the stream ends.
         finally:
             self._joined = False
+            call.cancel()
             if reporter is not None:
                 reporter.cancel()
-                await asyncio.gather(reporter, return_exceptions=True)
-            call.cancel()
+                await asyncio.wait([reporter])
+                if not reporter.cancelled():
+                    reporter.result()
 
     async def _report(self, call: grpc.aio.StreamStreamCall[Any, Any], interval: float) -> None:
         """Says how the replica does: at each change of state, and at least every `interval` seconds. Leaving, it ends
         its half of the stream: the coordinator ends the other when it has read all that this replica has said."""
-        while not self._leaving:
-            self._changed.clear()
+        try:
+            while not self._leaving:
+                self._changed.clear()
+                host = self._servicer.host
+                load = host.load() if host else stage_pb2.ReplicaLoad(state=stage_pb2.REPLICA_STATE_LOADING)
+                await call.write(cluster_pb2.JoinRequest(load=load))
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._changed.wait(), interval)
+            await call.done_writing()
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            return  # The stream has ended; who reads it says why.
+        except Exception:
+            call.cancel()  # A member that says nothing more of itself is none.
+            raise
+
+    async def _tend_health(self) -> None:
+        """Has the health service say what the host thinks, whether a coordinator listens or not."""
+        while True:
+            self._judged.clear()
             host = self._servicer.host
-            load = host.load() if host else stage_pb2.ReplicaLoad(state=stage_pb2.REPLICA_STATE_LOADING)
-            await self._server.health.set_serving(SERVICE, load.state == stage_pb2.REPLICA_STATE_READY)
-            await self._server.health.set_serving("", load.state == stage_pb2.REPLICA_STATE_READY)
-            await call.write(cluster_pb2.JoinRequest(load=load))
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), interval)
-        await call.done_writing()
+            serving = host is not None and host.state == stage_pb2.REPLICA_STATE_READY
+            for service in (SERVICE, ""):
+                await self._server.health.set_serving(service, serving)
+            await self._judged.wait()
 
     def _take_spec(self, spec: config_pb2.StageSpec, tasks: asyncio.TaskGroup) -> None:
-        host = self._servicer.host
-        if host is not None:
-            if spec_hash(host.spec) != spec_hash(spec):
-                raise OmniError(Reason.STAGE_FAILED, "the coordinator has another spec now; this process must restart")
-            return
+        if self._spec is None:
+            self._spec = spec
+            tasks.create_task(self._build(spec, tasks))
+        elif spec_hash(self._spec) != spec_hash(spec):
+            raise OmniError(Reason.STAGE_FAILED, "the coordinator has another spec now; this process must restart")
+
+    async def _build(self, spec: config_pb2.StageSpec, tasks: asyncio.TaskGroup) -> None:
+        """Makes the host and starts its engine: libraries and weights take minutes."""
+        began = time.monotonic()
+        engine = await self._loader.call(lambda: models.build(checkpoint.located(spec)))
         self._arena = Arena(self._name, self._address.epoch, spec.arena_bytes, seconds_of(spec.lease))
         self._reader = Reader(self._arena, self._registry, self._client_tls)
         metrics = StageMetrics(self._registry, spec.model, spec.stage)
-        engine = models.build(checkpoint.located(spec))
         host = StageHost(spec, self._address, engine, arena=self._arena, reader=self._reader, metrics=metrics)
-        host.on_state = self._changed.set
+        host.on_state = self._state_changed
         metrics.watch(host)
         self._servicer.host = host
         tasks.create_task(ArenaDoor(self._arena, self._address.arena_socket).serve())
-        tasks.create_task(self._start_engine(host))
-
-    async def _start_engine(self, host: StageHost) -> None:
-        began = time.monotonic()
-        await asyncio.to_thread(host.start)
+        await self._loader.call(host.start)
         host.ready()
         _log.info("ready", seconds=round(time.monotonic() - began, 2), target=self._address.target)
+
+    def _state_changed(self) -> None:
+        self._changed.set()
+        self._judged.set()
 
     async def _drain(self) -> None:
         """Lets the runs end and their tensors be read for a while, then ends what is left; then ends the streams."""
@@ -261,9 +287,12 @@ def main() -> int:
     logs.configure(options.log_format, options.log_level, replica=name)
     tracing.configure("stage-server")
 
-    async def serve() -> None:
-        await StageServer(options).run()
+    loader = Loader()
 
+    async def serve() -> None:
+        await StageServer(options, loader).run()
+
+    status = 0
     try:
         uvloop.run(serve())
     except (OmniError, OSError, BaseExceptionGroup) as error:
@@ -272,8 +301,10 @@ def main() -> int:
             if not isinstance(cause, (OmniError, OSError)):
                 _log.error("unexpected error", exc_info=cause)
         print(f"stage-server {name}: {causes[0]}", file=sys.stderr, flush=True)
-        return 1
-    return 0
+        status = 1
+    if loader.busy:
+        os._exit(status)  # The interpreter must not be taken down under a thread that reads a model.
+    return status
 
 
 def _leaves(error: BaseException) -> list[BaseException]:

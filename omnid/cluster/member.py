@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from omni.rpc.duration import seconds_of
 from omni.v1 import cluster_pb2, config_pb2, stage_pb2
-from omnid.cluster.health import Progress
 from omnid.cluster.link import ReplicaLink
 
 
@@ -19,10 +17,10 @@ class Member:
         link: its Attach stream while it is up.
         replaced: set when the same place was joined anew.
         able: set once it can be attached to: its engine is built.
-        chosen: when it was last chosen for a run, counted in choices.
+        chosen: when it was last chosen for a run, counted in choices; see `choose`.
     """
 
-    def __init__(self, hello: cluster_pb2.ReplicaHello, spec: config_pb2.StageSpec, joins: int, now: float) -> None:
+    def __init__(self, hello: cluster_pb2.ReplicaHello, spec: config_pb2.StageSpec, joins: int) -> None:
         self.hello = hello
         self.spec = spec
         self.joins = joins
@@ -35,44 +33,46 @@ class Member:
         self.replaced = asyncio.Event()
         self.able = asyncio.Event()
         self.chosen = 0
-        self._progress = Progress(seconds_of(spec.stall), now)
         self._foreign = 0
+        self._most = 0
+        """Own runs, the most at a time since the last report."""
         self._capacity = spec.max_running + spec.max_waiting
 
-    def observe(self, load: stage_pb2.ReplicaLoad, now: float) -> None:
+    def observe(self, load: stage_pb2.ReplicaLoad) -> None:
         """A report of it has come."""
         self.load = load
         if self.link is not None:
             self.link.refusing = False
-        self._progress.observe(load, now)
-        own = len(self.link.runs) if self.link else 0
-        self._foreign = max(0, load.running + load.waiting - own)
+        # Made before it came: an own run that has ended meanwhile is in it, and is nobody else's.
+        self._foreign = max(0, load.running + load.waiting - self._most)
+        self._most = self._own
         if load.state not in (stage_pb2.REPLICA_STATE_UNSPECIFIED, stage_pb2.REPLICA_STATE_LOADING):
             self.able.set()
+
+    def choose(self, count: int) -> None:
+        """It is about to get a run, the coordinator's choice number `count`."""
+        self.chosen = count
+        self._most = max(self._most, self._own + 1)
+
+    @property
+    def _own(self) -> int:
+        return len(self.link.runs) if self.link else 0
 
     @property
     def runs(self) -> int:
         """Runs on it: this coordinator's own and, by its last report, those of others."""
-        return (len(self.link.runs) if self.link else 0) + self._foreign
+        return self._own + self._foreign
 
-    def healthy(self, now: float) -> bool:
-        """Whether it is attached, says that it is ready, and makes progress when it has work."""
-        link = self.link
-        return (
-            link is not None
-            and link.attached
-            and self.load.state == stage_pb2.REPLICA_STATE_READY
-            and not self._progress.stalled(now)
-        )
+    def healthy(self) -> bool:
+        """Whether it is attached and says that it is ready; it is the stage that judges its engine."""
+        return self.link is not None and self.link.attached and self.load.state == stage_pb2.REPLICA_STATE_READY
 
-    def takes_work(self, now: float) -> bool:
+    def takes_work(self) -> bool:
         """Whether it can take one more run."""
-        return self.runs < self._capacity and self.healthy(now) and not (self.link and self.link.refusing)
+        return self.runs < self._capacity and self.healthy() and not (self.link and self.link.refusing)
 
-    def condition(self, now: float) -> str:
+    def condition(self) -> str:
         """What keeps it from taking work, for people; "ready" when nothing does."""
-        if stalled := self._progress.stalled(now):
-            return f"has work and made no step for {stalled:.0f} s"
         if self.load.state != stage_pb2.REPLICA_STATE_READY:
             state = stage_pb2.ReplicaState.Name(self.load.state).removeprefix("REPLICA_STATE_").lower()
             return f"{state}: {self.load.detail}" if self.load.detail else state
@@ -80,7 +80,7 @@ class Member:
             return self.trouble or f"being connected to at {self.hello.address.target}"
         return "ready"
 
-    def status(self, now: float) -> cluster_pb2.ReplicaStatus:
+    def status(self) -> cluster_pb2.ReplicaStatus:
         """For listings: the report, with what this coordinator itself sees of its health."""
         status = cluster_pb2.ReplicaStatus(
             model=self.hello.model,
@@ -90,9 +90,9 @@ class Member:
             pid=self.hello.pid,
             load=self.load,
             joins=self.joins,
-            runs=len(self.link.runs) if self.link else 0,
+            runs=self._own,
         )
-        if self.load.state == stage_pb2.REPLICA_STATE_READY and not self.healthy(now):
+        if self.load.state == stage_pb2.REPLICA_STATE_READY and not self.healthy():
             status.load.state = stage_pb2.REPLICA_STATE_UNHEALTHY
-            status.load.detail = self.condition(now)
+            status.load.detail = self.condition()
         return status

@@ -23,9 +23,8 @@ _log = logs.get(__name__)
 class Cluster:
     """Places of the deployment and the members that fill them; the orchestrator's router. Owned by the event loop."""
 
-    def __init__(self, pipelines: Sequence[config_pb2.ResolvedPipeline], clock: Callable[[], float]) -> None:
+    def __init__(self, pipelines: Sequence[config_pb2.ResolvedPipeline]) -> None:
         self.pipelines = {pipeline.model: pipeline for pipeline in pipelines}
-        self._clock = clock
         self._specs = {(spec.model, spec.stage): spec for pipeline in pipelines for spec in pipeline.stages}
         self._replicas = {
             (pipeline.model, placement.stage): placement.replicas
@@ -64,7 +63,7 @@ class Cluster:
             told = f"must be {name!r}, got {shown(hello.address.replica)}"
             raise invalid(FieldViolation("hello.address.replica", told))
         self._joins[name] = self._joins.get(name, 0) + 1
-        member = Member(hello, self._specs[key], self._joins[name], self._clock())
+        member = Member(hello, self._specs[key], self._joins[name])
         if (before := self._by_name.get(member.name)) is not None:
             before.replaced.set()
         self._members[key][hello.index] = self._by_name[member.name] = member
@@ -75,11 +74,11 @@ class Cluster:
     def report(self, member: Member, load: stage_pb2.ReplicaLoad) -> None:
         """A member says how it does."""
         before = member.load.state
-        member.observe(load, self._clock())
+        member.observe(load)
         if load.state == stage_pb2.REPLICA_STATE_READY:
             self._been_ready.add(member.name)
         if load.state != before:
-            _log.info("replica_state", replica=member.name, condition=member.condition(self._clock()))
+            _log.info("replica_state", replica=member.name, condition=member.condition())
             self.notice()
         self.on_room(member.key)
 
@@ -101,11 +100,11 @@ class Cluster:
     # -- the orchestrator's router -----------------------------------------------------------------------------------
 
     def route(self, stage: StagePlan) -> Link | None:
-        member = least_loaded(self._members[stage.key].values(), self._clock())
+        member = least_loaded(self._members[stage.key].values())
         if member is None:
             return None
         self._choices += 1
-        member.chosen = self._choices
+        member.choose(self._choices)
         return member.link
 
     def release(self, owner: str, lease: int) -> None:
@@ -125,9 +124,8 @@ class Cluster:
 
     def ready(self, model: str) -> bool:
         """Whether every stage of a model has a healthy replica."""
-        now = self._clock()
         return all(
-            any(member.healthy(now) for member in members.values())
+            any(member.healthy() for member in members.values())
             for key, members in self._members.items()
             if key[0] == model
         )
@@ -171,12 +169,11 @@ class Cluster:
 
     def statuses(self) -> list[cluster_pb2.ReplicaStatus]:
         """Every place of the deployment, and every member beyond them, in the pipelines' order."""
-        now = self._clock()
         listed: list[cluster_pb2.ReplicaStatus] = []
         for (model, stage), members in self._members.items():
             for index in sorted({*range(self._replicas.get((model, stage), 0)), *members}):
                 if member := members.get(index):
-                    listed.append(member.status(now))
+                    listed.append(member.status())
                 else:
                     joins = self._joins.get(f"{model}/{stage}/{index}", 0)
                     listed.append(cluster_pb2.ReplicaStatus(model=model, stage=stage, index=index, joins=joins))
@@ -185,11 +182,10 @@ class Cluster:
     def _missing_stage(self, key: Key) -> str:
         model, stage = key
         members = self._members[key]
-        now = self._clock()
-        if any(member.healthy(now) for member in members.values()):
+        if any(member.healthy() for member in members.values()):
             return ""
         if members:
-            return "; ".join(f"{member.name}: {member.condition(now)}" for member in members.values())
+            return "; ".join(f"{member.name}: {member.condition()}" for member in members.values())
         went = any(name.startswith(f"{model}/{stage}/") for name in self._joins)
         what = "has left and not come back" if went else "has not joined"
         start = f"stage-server --coordinator TARGET --model {model} --stage {stage} --index 0"

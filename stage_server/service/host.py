@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 _log = logs.get(__name__)
 
+_LOOKS = 4
+"""How often in the stall bound the engine's progress is looked at, even when nobody asks."""
+
 
 class Wire(Protocol):
     """May change what a session sends; the synthetic stage's way to play a faulty network."""
@@ -64,9 +67,11 @@ class StageHost:
         """Somebody who waits for the arena to be empty is to look again."""
         self._ended = False
         self._sessions: set[Session] = set()
+        self._stall = seconds_of(spec.stall)
         self._steps = -1
         self._moved = time.monotonic()
-        self._lease_timer: asyncio.TimerHandle | None = None
+        self._timers: dict[Callable[[], None], asyncio.TimerHandle] = {}
+        """Next call of each method that is called again and again."""
         self._outcomes = {"finished": 0, "failed": 0, "cancelled": 0}
         arena.on_room = self._room
 
@@ -75,9 +80,11 @@ class StageHost:
         self.engine.start(self.deliver)
 
     def ready(self) -> None:
-        """The engine has started."""
-        self.set_state(stage_pb2.REPLICA_STATE_READY)
+        """The engine has started; whoever drains meanwhile goes on."""
+        if not self.draining:
+            self.set_state(stage_pb2.REPLICA_STATE_READY)
         self._sweep()
+        self._look()
 
     def set_state(self, state: stage_pb2.ReplicaState.ValueType, detail: str = "") -> None:
         """Changes what coordinators are told, and tells them."""
@@ -176,14 +183,13 @@ class StageHost:
             session.fail(run, OmniError(Reason.DRAINING, message))
 
     def load(self) -> stage_pb2.ReplicaLoad:
-        """How the replica does; notices when it has work and makes no progress."""
+        """How the replica does. Health is progress: it is judged here, and nowhere else."""
         load = self.engine.load()
         now = time.monotonic()
-        if load.steps != self._steps or not (load.running or load.waiting):
+        if load.steps != self._steps or not load.busy:
             self._steps, self._moved = load.steps, now
-        stall = seconds_of(self.spec.stall)
-        if self.state == stage_pb2.REPLICA_STATE_READY and stall and now - self._moved > stall:
-            self.set_state(stage_pb2.REPLICA_STATE_UNHEALTHY, f"has work and made no step for {stall:g} s")
+        if self.state == stage_pb2.REPLICA_STATE_READY and self._stall and now - self._moved > self._stall:
+            self.set_state(stage_pb2.REPLICA_STATE_UNHEALTHY, f"has work and made no step for {self._stall:g} s")
         elif self.state == stage_pb2.REPLICA_STATE_UNHEALTHY and now == self._moved:
             self.set_state(stage_pb2.REPLICA_STATE_READY)
         return stage_pb2.ReplicaLoad(
@@ -202,9 +208,9 @@ class StageHost:
         )
 
     def close(self) -> None:
-        """Stops its timer; the arena is the server's to close."""
-        if self._lease_timer is not None:
-            self._lease_timer.cancel()
+        """Stops its timers; the arena is the server's to close."""
+        for timer in self._timers.values():
+            timer.cancel()
 
     def _room(self) -> None:
         self._vacant.set()
@@ -214,4 +220,12 @@ class StageHost:
     def _sweep(self) -> None:
         left = self.arena.expire()
         seconds = seconds_of(self.spec.lease)
-        self._lease_timer = self._loop.call_later(seconds if left is None else left, self._sweep)
+        self._again(self._sweep, seconds if left is None else left)
+
+    def _look(self) -> None:
+        if self._stall:
+            self.load()
+            self._again(self._look, self._stall / _LOOKS)
+
+    def _again(self, call: Callable[[], None], seconds: float) -> None:
+        self._timers[call] = self._loop.call_later(seconds, call)

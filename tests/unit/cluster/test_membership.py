@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+from typing import cast
+
 import pytest
 from google.protobuf.duration_pb2 import Duration
 
 from omni.rpc.errors import OmniError, Reason
 from omni.v1 import cluster_pb2, config_pb2, stage_pb2
-from omnid.cluster.health import Progress
 from omnid.cluster.member import Member
 from omnid.cluster.membership import Cluster
 from omnid.cluster.routing import least_loaded
+from omnid.orchestrator.link import ReplicaLink
 
 
 class FakeMember(Member):
@@ -23,7 +26,7 @@ class FakeMember(Member):
     def runs(self) -> int:
         return self._runs
 
-    def takes_work(self, now: float) -> bool:
+    def takes_work(self) -> bool:
         return self._able
 
 
@@ -44,38 +47,67 @@ def test_a_replica_joins_under_its_own_name_only() -> None:
     said = hello()
     said.address.replica = "m/thinker/1"
     with pytest.raises(OmniError, match="must be 'm/thinker/0', got 'm/thinker/1'"):
-        Cluster([served()], lambda: 0.0).enter(said)
+        Cluster([served()]).enter(said)
 
 
-def working(steps: int) -> stage_pb2.ReplicaLoad:
-    return stage_pb2.ReplicaLoad(state=stage_pb2.REPLICA_STATE_READY, running=1, steps=steps)
+def report(
+    running: int, state: stage_pb2.ReplicaState.ValueType = stage_pb2.REPLICA_STATE_READY
+) -> stage_pb2.ReplicaLoad:
+    return stage_pb2.ReplicaLoad(state=state, running=running)
 
 
-def test_work_without_a_step_for_the_stall_bound_is_no_health() -> None:
-    progress = Progress(stall=5, now=0)
-    progress.observe(working(steps=1), 1)
-    progress.observe(working(steps=1), 5)
-    assert not progress.stalled(5)
-    progress.observe(working(steps=1), 7)
-    assert progress.stalled(7) == 6
-    progress.observe(working(steps=2), 8)
-    assert not progress.stalled(8)
+@dataclass
+class Attached:
+    """What a member reads of its link."""
+
+    runs: dict[int, str] = field(default_factory=dict)
+    attached: bool = True
+    refusing: bool = False
 
 
-def test_an_idle_replica_is_healthy_however_long_it_makes_no_step() -> None:
-    progress = Progress(stall=5, now=0)
-    progress.observe(stage_pb2.ReplicaLoad(steps=1), 100)
-    assert not progress.stalled(104)
+def attached_member() -> tuple[Member, Attached]:
+    member, link = Member(hello(), served().stages[0], 1), Attached()
+    member.link = cast("ReplicaLink", link)
+    member.observe(report(0))
+    return member, link
+
+
+def test_a_replica_that_says_it_is_stuck_takes_no_work() -> None:
+    member, _ = attached_member()
+    assert member.takes_work()
+    stuck = report(1, stage_pb2.REPLICA_STATE_UNHEALTHY)
+    stuck.detail = "has work and made no step for 5 s"
+    member.observe(stuck)
+    assert not member.takes_work()
+    assert member.condition() == "unhealthy: has work and made no step for 5 s"
+
+
+def test_a_run_that_ended_while_a_report_of_it_was_on_its_way_is_nobody_elses() -> None:
+    member, link = attached_member()
+    member.choose(1)
+    link.runs[1] = "ours"
+    member.observe(report(1))
+    assert member.runs == 1
+    del link.runs[1]
+    member.observe(report(1))
+    assert member.runs == 0
+    member.choose(2)
+    link.runs[2] = "ours, begun and ended between two reports"
+    del link.runs[2]
+    member.observe(report(1))
+    assert member.runs == 0
+    member.observe(report(1))
+    assert member.runs == 1, "a run that this coordinator does not have"
 
 
 def test_the_least_loaded_that_can_takes_the_next_run_and_equals_take_turns() -> None:
     full, busy, first, second = FakeMember(0, able=False), FakeMember(3), FakeMember(1, 1), FakeMember(1, 2)
-    assert least_loaded([full, busy, second, first], 0) is first
-    assert least_loaded([full], 0) is None
+    assert least_loaded([full, busy, second, first]) is first
+    assert least_loaded([full]) is None
 
 
 def test_a_place_that_is_joined_anew_replaces_the_old_member() -> None:
-    cluster = Cluster([served()], lambda: 0.0)
+    cluster = Cluster([served()])
     old, new = cluster.enter(hello()), cluster.enter(hello())
     assert old.replaced.is_set()
     assert not new.replaced.is_set()
@@ -85,7 +117,7 @@ def test_a_place_that_is_joined_anew_replaces_the_old_member() -> None:
 
 
 def test_an_unknown_model_or_stage_is_refused_with_the_nearest_name() -> None:
-    cluster = Cluster([served()], lambda: 0.0)
+    cluster = Cluster([served()])
     with pytest.raises(OmniError, match="did you mean 'thinker'") as raised:
         cluster.enter(hello(stage="thinkr"))
     assert raised.value.reason == Reason.NOT_FOUND
@@ -95,7 +127,7 @@ def test_an_unknown_model_or_stage_is_refused_with_the_nearest_name() -> None:
 
 
 async def test_waiting_for_readiness_says_what_each_replica_said_last() -> None:
-    cluster = Cluster([served()], lambda: 0.0)
+    cluster = Cluster([served()])
     member = cluster.enter(hello())
     load = stage_pb2.ReplicaLoad(state=stage_pb2.REPLICA_STATE_LOADING, detail="reading weights")
     cluster.report(member, load)

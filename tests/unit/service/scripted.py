@@ -33,6 +33,8 @@ class ScriptedEngine:
         self.feeds: list[Feed] = []
         self.deliver: Deliver = lambda _events: None
         self.refusal: OmniError | None = None
+        self.now = Load()
+        """What it says of its load."""
         self._cancel = asyncio.Event()
 
     def start(self, deliver: Deliver) -> None:
@@ -59,7 +61,7 @@ class ScriptedEngine:
         self.told.append(("hold", run, held))
 
     def load(self) -> Load:
-        return Load()
+        return self.now
 
     def stop(self) -> None:
         pass
