@@ -41,6 +41,7 @@ TABLE: dict[Reason, Http] = {
     Reason.NOT_FOUND: Http(404, _INVALID, "not_found"),
     Reason.QUEUE_FULL: Http(429, "rate_limit_error", "queue_full"),
     Reason.MESSAGE_TOO_LARGE: Http(413, _INVALID, "request_too_large"),
+    Reason.ARENA_FULL: Http(503, "service_unavailable_error", "arena_full"),
     Reason.NO_REPLICA: Http(503, "service_unavailable_error", "no_replica"),
     Reason.REPLICA_LOST: Http(503, "service_unavailable_error", "replica_lost"),
     Reason.REPLACED: Http(503, "service_unavailable_error", "replaced"),

@@ -215,7 +215,7 @@ class StageHost:
     def _room(self) -> None:
         self._vacant.set()
         for session in self._sessions:
-            session.room()
+            session.starved.look_again()
 
     def _sweep(self) -> None:
         left = self.arena.expire()

@@ -28,14 +28,15 @@ from stage_server.service.inbox import Inbox
 from stage_server.service.outbox import Taken
 from stage_server.service.replies import Replies
 from stage_server.service.runs import SessionRun, located, meant
-from stage_server.transport.arena import Holder
+from stage_server.service.starved import Starved
+from stage_server.transport.arena import Holder, lost
 
 HOLD_BYTES = 4 << 20
 """A run with more than this in its outbox is held out of further steps, until half of it is gone."""
 ARENA_SHARE = 16
 """The part of the arena that tensors of a message, or in an outbox, may fill; those of a single step may be larger."""
 INLINE_BYTES = 1 << 20
-"""Larger tensors are copied into the arena on another thread."""
+"""Larger tensors, and those of a device, are copied into the arena on another thread."""
 LATE_SECONDS = 1.0
 """A deadline that is noticed later than this was slept through by the process: a cancel may wait to be read."""
 _EVENT_BYTES = 64
@@ -57,10 +58,10 @@ class Session:
         self._published = Holder()
         self._ready: deque[SessionRun] = deque()
         """Runs that may have something to send, those that wait longest first."""
-        self._starved: list[SessionRun] = []
         self.replies = Replies()
         """What is left to send, beside what the ready runs have."""
         self._tensor_bytes = min(HOLD_BYTES, host.arena.capacity // ARENA_SHARE)
+        self.starved = Starved(host, again=self._queue, fail=self.fail)
         self._ending = False
         self._closed = False
         host.join(self)
@@ -158,13 +159,6 @@ class Session:
         run.error = run.error or self._located(error, run)
         self._end(run, "failed")
 
-    def room(self) -> None:
-        """The arena has memory again."""
-        if self._starved:
-            starved, self._starved = self._starved, []
-            for run in starved:
-                self._queue(run)
-
     # To the writer of the stream.
 
     async def take(self) -> stage_pb2.StageServiceAttachResponse | None:
@@ -196,8 +190,8 @@ class Session:
             return self.fail(self._runs[number], wrong)
         identity, window = self._host.new_id(), start.window or math.inf
         run = SessionRun(
-            number=number,
-            id=identity,
+            number,
+            identity,
             request_id=start.request_id,
             role=start.role,
             traceparent=start.traceparent,
@@ -272,14 +266,15 @@ class Session:
     def _end(self, run: SessionRun, outcome: str) -> None:
         """Says a run's last word and forgets it."""
         del self._runs[run.number]
+        self.starved.drop(run)
         run.inbox.close()
         if run.timer is not None:
             run.timer.cancel()
         self._host.remove(run, outcome)
         attributes = {"omni.request_id": run.request_id, "omni.role": run.role, "omni.outcome": outcome}
         tracing.record(f"run {self._host.spec.stage}", run.traceparent, run.begun, time.monotonic(), attributes)
-        # What it has published stays until the coordinator gives it back: its readers' own cancels may still be on
-        # their way, and memory that is gone would look like a fault to them.
+        # What it has published stays until it is given back: to readers whose own cancels are still on their way,
+        # memory that is gone would look like a fault.
         if self._closed:
             return
         if run.error is not None:
@@ -326,9 +321,9 @@ class Session:
                 self._host.engine.hold(run.id, False)
             if taken.tensors:
                 tensors = taken.joined()
-                if any(tensor.nbytes > INLINE_BYTES for tensor in tensors):
+                if any(tensor.nbytes > INLINE_BYTES or tensor.device.type != "cpu" for tensor in tensors):
                     run.publishing = True
-                    self._tasks.create_task(self._send_large(run, tensors, event, taken.wire))
+                    self._tasks.create_task(self._send_later(run, tensors, event, taken.wire))
                     return
                 for tensor, named in zip(tensors, output.payload.tensors, strict=True):
                     self._host.arena.copy(tensor, named.handle)
@@ -352,21 +347,24 @@ class Session:
             taken = run.outbox.look(0)
             handles = arena.reserve(taken.outlines(), self._published)
         if handles is None:
-            self._starved.append(run)
+            self.starved.add(run)
             return None
+        self.starved.drop(run)
         for name, handle in zip(taken.tensors, handles, strict=True):
             payload.tensors.add(name=name, handle=handle)
         return taken
 
-    async def _send_large(
+    async def _send_later(
         self, run: SessionRun, tensors: list[torch.Tensor], event: stage_pb2.RunEvent, wire: int
     ) -> None:
-        """Copies large tensors on another thread, so that the other runs go on, then sends the output."""
+        """Copies tensors on another thread, so that the other runs go on, then sends the output."""
         arena = self._host.arena
         handles = [named.handle for named in event.output.payload.tensors]
         filled = False
         try:
             filled = await arena.fill(tensors, handles)
+            if not filled:
+                self.fail(run, lost(handles[0]))
         except Exception as error:
             self._fault(run, "its tensors could not be published", error)
         finally:

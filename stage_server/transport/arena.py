@@ -81,7 +81,7 @@ class Arena:
         """Copies a tensor in (device to host directly) and returns its handle; None when there is no room now.
 
         Raises:
-            OmniError: STAGE_FAILED, when it could never fit.
+            OmniError: ARENA_FULL, when it could never fit.
         """
         handles = self.reserve([tensor], holder)
         if handles is None:
@@ -95,7 +95,7 @@ class Arena:
         """Handles for all of the tensors, whose bytes are still to be copied in; None when there is no room now.
 
         Raises:
-            OmniError: STAGE_FAILED, when they could never fit.
+            OmniError: ARENA_FULL, when they could never fit.
         """
         handles: list[tensor_pb2.TensorHandle] = []
         for tensor in tensors:
@@ -110,9 +110,10 @@ class Arena:
     def _reserve(self, tensor: torch.Tensor, holder: Holder | None) -> tensor_pb2.TensorHandle | None:
         size = tensor.nbytes
         if size > self.capacity:
-            raise OmniError(
-                Reason.STAGE_FAILED, f"a tensor of {size} bytes does not fit into an arena of {self.capacity}"
+            message = (
+                f"a tensor of {size} bytes does not fit into the arena of {self.capacity}: raise `arena` of its stage"
             )
+            raise OmniError(Reason.ARENA_FULL, message)
         offset = self._buddy.allocate(size)
         if offset is None:
             return None
@@ -145,7 +146,9 @@ class Arena:
 
         However this call and the leases end, the memory is given to nobody else before the copying has ended.
         """
-        leases = [self._leases[handle.lease] for handle in handles]
+        leases = [lease for handle in handles if (lease := self._leases.get(handle.lease)) is not None]
+        if len(leases) < len(handles):
+            return False
         loop = asyncio.get_running_loop()
 
         def copy_all() -> None:
@@ -207,8 +210,9 @@ class Arena:
 
     def release_all(self, holder: Holder) -> None:
         """Frees what the holder published and nobody released."""
-        for lease in list(holder.leases):
-            self.release(lease)
+        freed = [self._free(lease) for lease in list(holder.leases)]
+        if any(freed):
+            self.on_room()
 
     def expire(self) -> float | None:
         """Takes back what has outlived its lease; seconds until the next one ends, None when there is none."""

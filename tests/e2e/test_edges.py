@@ -41,6 +41,7 @@ models:
   - name: guided
     pipeline: ./guided.yaml
     arena: 4MiB
+    bounds: {gap: 6}
 """
 WRITTEN, SKETCHED = 100, 30
 """Outputs of the two producers, far more than may be on their way at once."""
@@ -171,3 +172,17 @@ async def test_without_the_consumers_output_its_other_producers_do_not_run(clust
         request(script(tokens=8), script(), negative="a red circle", outputs=(content_pb2.MODALITY_TEXT,)),
     )
     assert stages(found[-1].finished).keys() == {"writer"}
+
+
+async def test_rows_that_fill_the_arena_before_their_reader_starts_end_the_request_with_what_to_raise(
+    cluster: Cluster,
+) -> None:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await events(cluster, request(script(tokens=WRITTEN, rows=1024), script(tokens=SKETCHED)))
+    error = OmniError.from_rpc_error(caught.value)
+    assert (error.reason, error.stage) == (Reason.ARENA_FULL, "writer")
+    assert f"the arena's {4 << 20} bytes" in error.message
+    assert "raise `arena` of stage writer" in error.message
+    await cluster.drained()
+    found = await events(cluster, request(script(tokens=WRITTEN), script(tokens=SKETCHED)))
+    assert found[-1].HasField("finished")

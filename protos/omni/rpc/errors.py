@@ -43,6 +43,7 @@ class Reason(enum.StrEnum):
     NOT_FOUND = "NOT_FOUND"
     QUEUE_FULL = "QUEUE_FULL"
     MESSAGE_TOO_LARGE = "MESSAGE_TOO_LARGE"
+    ARENA_FULL = "ARENA_FULL"
     NO_REPLICA = "NO_REPLICA"
     REPLICA_LOST = "REPLICA_LOST"
     DRAINING = "DRAINING"
@@ -211,7 +212,7 @@ class NotFoundError(OmniError):
 
 
 class ResourceExhaustedError(OmniError):
-    """A limit is reached: queue or message size."""
+    """A limit is reached: queue, message size, or room for tensors."""
 
 
 class UnavailableError(OmniError):
@@ -272,6 +273,7 @@ TABLE: dict[Reason, Row] = {
     Reason.NOT_FOUND: Row(grpc.StatusCode.NOT_FOUND, NotFoundError),
     Reason.QUEUE_FULL: Row(grpc.StatusCode.RESOURCE_EXHAUSTED, ResourceExhaustedError, 1.0),
     Reason.MESSAGE_TOO_LARGE: Row(grpc.StatusCode.RESOURCE_EXHAUSTED, ResourceExhaustedError),
+    Reason.ARENA_FULL: Row(grpc.StatusCode.RESOURCE_EXHAUSTED, ResourceExhaustedError),
     Reason.NO_REPLICA: Row(grpc.StatusCode.UNAVAILABLE, UnavailableError, 1.0),
     Reason.REPLICA_LOST: Row(grpc.StatusCode.UNAVAILABLE, UnavailableError, 0.5),
     Reason.DRAINING: Row(grpc.StatusCode.UNAVAILABLE, UnavailableError, 1.0),

@@ -55,7 +55,7 @@ class ScriptedEngine:
     async def cancelled(self, run: int) -> None:
         """Returns when the session has cancelled a run; a fetch may come first."""
         await asyncio.wait_for(self._cancel.wait(), 10)
-        assert self.told == [("cancel", run)]
+        assert [told for told in self.told if told[0] == "cancel"] == [("cancel", run)]
 
     def hold(self, run: int, held: bool) -> None:
         self.told.append(("hold", run, held))
@@ -71,7 +71,8 @@ class Stand:
     """One stream of a stage server, without the stream."""
 
     def __init__(self, tasks: asyncio.TaskGroup) -> None:
-        spec = config_pb2.StageSpec(stage="b", max_running=4, lease=Duration(seconds=60))
+        bounds = config_pb2.Bounds(first_output=Duration(seconds=60), gap=Duration(seconds=60))
+        spec = config_pb2.StageSpec(stage="b", max_running=4, lease=Duration(seconds=60), bounds=bounds)
         self.arena = Arena("m/b/0", 1, ARENA, 60.0)
         self.reader = Reader(self.arena, CollectorRegistry())
         self.engine = ScriptedEngine()

@@ -210,6 +210,53 @@ async def test_what_was_being_copied_for_a_run_that_ends_is_freed(how: str) -> N
         await asyncio.wait_for(empty.wait(), 10)
 
 
+async def test_a_run_whose_tensors_are_taken_back_before_they_are_sent_fails() -> None:
+    async with stand() as at:
+        run = at.start(tensors=["rows"])
+        await at.take()
+        await at.step(rows(run, INLINE_BYTES // 4))
+        assert not (await at.take()).events
+        at.arena.release_all(at.session._published)
+        await at.engine.cancelled(run)
+        await at.step(let_go(run))
+        [failed] = await at.events()
+        assert reason(failed) is Reason.TENSOR_LOST
+
+
+async def test_a_run_that_finds_no_room_for_long_fails_with_the_arena_and_what_to_raise() -> None:
+    async with stand() as at:
+        at.host.spec.bounds.gap.FromMilliseconds(10)
+        run = at.start(tensors=["rows"])
+        await at.step(rows(run, 1))
+        first = (await at.events())[-1].output.payload.tensors[0].handle
+        rest = [at.arena.publish(torch.ones(ARENA // 8)), at.arena.publish(torch.ones(ARENA // 16))]
+        await at.step(rows(run, ARENA // 64))
+        assert not (await at.take()).events
+        await at.engine.cancelled(run)
+        await at.step(let_go(run))
+        error = OmniError.from_status((await at.events())[-1].failed)
+        assert error.reason is Reason.ARENA_FULL
+        assert f"the arena's {ARENA} bytes" in error.message
+        assert "3 tensors" in error.message
+        assert "raise `arena` of stage b" in error.message
+        for handle in (first, *rest):
+            assert handle is not None
+            at.arena.release(handle.lease)
+
+
+async def test_a_run_that_finds_room_in_time_goes_on() -> None:
+    async with stand() as at:
+        run = at.start(tensors=["rows"])
+        await at.take()
+        full = at.arena.publish(torch.ones(ARENA // 4))
+        assert full is not None
+        await at.step(rows(run, 1), stopped(run))
+        assert not (await at.take()).events
+        at.arena.release(full.lease)
+        assert [event.WhichOneof("event") for event in await at.events()] == ["output", "finished"]
+        assert not at.session.starved._timers
+
+
 async def test_what_a_cancelled_run_has_sent_stays_until_its_reader_gives_it_back() -> None:
     async with stand() as at:
         run = at.start(tensors=["rows"])

@@ -89,8 +89,9 @@ def test_a_full_arena_publishes_nothing_until_there_is_room(arena: Arena) -> Non
 
 
 def test_a_tensor_that_could_never_fit_is_an_error(arena: Arena) -> None:
-    with pytest.raises(OmniError, match="does not fit"):
+    with pytest.raises(OmniError, match="raise `arena` of its stage") as refused:
         arena.publish(torch.zeros(MIB + 1, dtype=torch.uint8))
+    assert refused.value.reason is Reason.ARENA_FULL
 
 
 def test_a_holder_releases_all_of_its_own_and_nothing_else(arena: Arena) -> None:
@@ -141,6 +142,7 @@ async def test_a_slot_whose_lease_has_ended_while_it_was_filled_is_not_for_use(a
     await asyncio.sleep(0)
     arena.release(ended[0].lease)
     assert not await filling
+    assert not await arena.fill([torch.ones(8)], ended)
 
 
 def test_a_lease_is_released_once(arena: Arena) -> None:
