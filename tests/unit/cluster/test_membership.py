@@ -10,10 +10,10 @@ from google.protobuf.duration_pb2 import Duration
 
 from omni.rpc.errors import OmniError, Reason
 from omni.v1 import cluster_pb2, config_pb2, stage_pb2
+from omnid.cluster.link import ReplicaLink
 from omnid.cluster.member import Member
 from omnid.cluster.membership import Cluster
 from omnid.cluster.routing import least_loaded
-from omnid.orchestrator.link import ReplicaLink
 
 
 class FakeMember(Member):
