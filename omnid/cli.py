@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
-import signal
 import sys
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from omnid import options
+from omnid.ending import listening, plain_errors, unless_stopped, until_stopped
 
 if TYPE_CHECKING:
     from omni.rpc.tls import ClientTls
@@ -48,24 +47,6 @@ TlsFrom = Annotated[str | None, typer.Option("--tls-from", metavar="DEPLOY", hel
 LogFormat = Annotated[str, typer.Option(help="console or json", callback=options.log_format)]
 LogLevel = Annotated[str, typer.Option(help="least level that is shown", callback=options.log_level)]
 DEFAULT_TARGET = "127.0.0.1:7070"
-BAD_CONFIGURATION = 2
-
-
-@contextlib.contextmanager
-def _plain_errors() -> Iterator[None]:
-    """Errors that a person can mend, without a traceback."""
-    from omni.rpc.errors import OmniError
-    from omnid.config import ConfigError
-    from omnid.launcher.failure import ProcessFailedError
-
-    try:
-        yield
-    except ConfigError as error:
-        typer.echo(f"omnid: {error}", err=True)
-        raise typer.Exit(BAD_CONFIGURATION) from None
-    except (OmniError, ProcessFailedError, OSError, TimeoutError) as error:
-        typer.echo(f"omnid: {error}", err=True)
-        raise typer.Exit(1) from None
 
 
 def _run(work: Coroutine[Any, Any, None]) -> None:
@@ -79,23 +60,6 @@ def _configure_logs(log_format: str, level: str) -> None:
 
     logs.configure("json" if log_format == "json" else "console", level)
     tracing.configure("omnid")
-
-
-async def _until_stopped() -> None:
-    """Returns at the first SIGTERM or SIGINT. At the second this process ends at once, and with it, since nothing
-    outlives its launcher, every process that it has started."""
-    stopped = asyncio.Event()
-    loop = asyncio.get_running_loop()
-
-    def hear(number: signal.Signals) -> None:
-        if stopped.is_set():
-            os.write(2, b"omnid: told to stop twice: ends at once\n")
-            os._exit(128 + number)
-        stopped.set()
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, hear, number)
-    await stopped.wait()
 
 
 @app.command()
@@ -116,12 +80,12 @@ def up(
     from omnid.launcher.local import local_cluster
 
     _configure_logs(log_format, log_level)
-    with _plain_errors():
+    with plain_errors():
         config, pipelines = prepare(deploy, overrides or ())
         tls = config.tls_files()
 
         async def serve() -> None:
-            stopped = asyncio.ensure_future(_until_stopped())
+            stopped = asyncio.ensure_future(until_stopped())
             async with local_cluster(
                 pipelines,
                 grpc=grpc or config.listen.grpc,
@@ -142,7 +106,8 @@ def up(
                 typer.echo(f"ready: gRPC {cluster.grpc}" + (f", HTTP {cluster.http}" if cluster.http else ""), err=True)
                 await stopped
 
-        _run(serve())
+        with listening(config, http=http, grpc=grpc, metrics=None):
+            _run(serve())
 
 
 @app.command()
@@ -159,7 +124,7 @@ def serve(
     from omnid.daemon import Daemon
 
     _configure_logs(log_format, log_level)
-    with _plain_errors():
+    with plain_errors():
         config = override(load_deploy(deploy), overrides or ())
         pipelines = resolve(config)
 
@@ -169,17 +134,18 @@ def serve(
             daemon = Daemon(
                 pipelines,
                 listen=grpc or config.listen.grpc,
-                tls=tls.server() if tls else None,
+                tls=tls,
                 metrics_listen=config.listen.metrics,
             )
             bound = await daemon.start()
             try:
                 _announce(ready_fd, {"grpc": bound.grpc, "metrics": bound.metrics})
-                await _until_stopped()
+                await until_stopped()
             finally:
                 await daemon.stop()
 
-        _run(run())
+        with listening(config, grpc=grpc, metrics=None):
+            _run(run())
 
 
 @app.command()
@@ -222,8 +188,8 @@ def generate(
             path.write_bytes(artifact.data)
             typer.echo(f"{artifact.modality}: {path}")
 
-    with _plain_errors():
-        _run(ask())
+    with plain_errors():
+        _run(unless_stopped(ask()))
 
 
 @app.command()
@@ -236,8 +202,8 @@ def demo(
     from omnid.demo import run
 
     _configure_logs("console", "INFO" if verbose else "WARNING")
-    with _plain_errors():
-        _run(run(deploy, out, verbose=verbose))
+    with plain_errors():
+        _run(unless_stopped(run(deploy, out, verbose=verbose)))
 
 
 @app.command()
@@ -279,7 +245,7 @@ def ps(target: Target = DEFAULT_TARGET, tls_from: TlsFrom = None) -> None:
             )
         Console(width=None if sys.stdout.isatty() else 160).print(table)
 
-    with _plain_errors():
+    with plain_errors():
         _run(show())
 
 
@@ -302,7 +268,7 @@ def resolve_command(deploy: Deploy, overrides: Set = None) -> None:
 
     from omnid.config import load_deploy, override, resolve
 
-    with _plain_errors():
+    with plain_errors():
         for pipeline in resolve(override(load_deploy(deploy), overrides or ())):
             typer.echo(json_format.MessageToJson(pipeline, preserving_proto_field_name=True))
 
@@ -313,7 +279,7 @@ def validate_command(deploy: Deploy, overrides: Set = None) -> None:
     know is told as a warning or a note."""
     from omnid.config import absent_checkpoints, load_deploy, override, resolve, unread_arguments
 
-    with _plain_errors():
+    with plain_errors():
         config = override(load_deploy(deploy), overrides or ())
         resolved = resolve(config)
         config.tls_files()
@@ -325,10 +291,15 @@ def validate_command(deploy: Deploy, overrides: Set = None) -> None:
 
 
 def _client_tls(deploy: str | None) -> ClientTls | None:
-    from omnid.config import load_deploy
+    from omnid.config import ConfigError, load_deploy
 
-    files = load_deploy(deploy).tls_files() if deploy else None
-    return files.client() if files else None
+    if deploy is None:
+        return None
+    config = load_deploy(deploy)
+    files = config.tls_files()
+    if files is None:
+        raise ConfigError([config.document.problem((), "has no tls, which --tls-from is to take files from")])
+    return files.client()
 
 
 def _announce(descriptor: int | None, addresses: dict[str, str]) -> None:

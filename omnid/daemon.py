@@ -10,12 +10,14 @@ from dataclasses import dataclass
 from prometheus_client import CollectorRegistry
 
 from omni.rpc import logs
+from omni.rpc.address import ListenError, split_address
 from omni.rpc.metrics import MetricsServer, serve_metrics
 from omni.rpc.server import Server, make_server
-from omni.rpc.tls import ClientTls, ServerTls
+from omni.rpc.tls import TlsFiles
 from omni.v1 import cluster_pb2, cluster_pb2_grpc, config_pb2, generate_pb2, generate_pb2_grpc
 from omnid.alarm import Alarm
 from omnid.cluster.attachment import Attachment
+from omnid.cluster.door import Door
 from omnid.cluster.membership import Cluster
 from omnid.metrics import CoordinatorMetrics
 from omnid.orchestrator.core import Orchestrator
@@ -37,7 +39,9 @@ class BoundAddresses:
     """Where a daemon listens, "host:port"; `metrics` is empty when they are not served."""
 
     grpc: str
-    metrics: str = ""
+    metrics: str
+    door: Door
+    """As stage servers find it."""
 
 
 class Daemon:
@@ -54,20 +58,16 @@ class Daemon:
         pipelines: Sequence[config_pb2.ResolvedPipeline],
         *,
         listen: str,
-        tls: ServerTls | None = None,
-        stage_tls: ClientTls | None = None,
+        tls: TlsFiles | None = None,
         metrics_listen: str | None = None,
     ) -> None:
         """
         Args:
             pipelines: what to serve.
             listen: gRPC address, "host:port"; port 0: the system chooses.
-            tls: files to serve TLS with.
-            stage_tls: files to call stage servers with; None: those of `tls` when it names a CA, else plain text.
+            tls: files to serve and to call stage servers with; None: plain text.
             metrics_listen: address of the metrics page; None: it is not served.
         """
-        if stage_tls is None and tls is not None and tls.client_ca is not None:
-            stage_tls = ClientTls(ca=tls.client_ca, cert=tls.cert, key=tls.key)
         self.registry = CollectorRegistry()
         self._listen = listen
         self._metrics_listen = metrics_listen
@@ -80,7 +80,7 @@ class Daemon:
         self.cluster = Cluster(pipelines)
         self.orchestrator = Orchestrator(self.cluster, metrics, self._alarm.earlier)
         self._desk = Desk(self.orchestrator, self.cluster, clock)
-        self._attachment = Attachment(self.cluster, self.orchestrator, metrics, clock, stage_tls)
+        self._attachment = Attachment(self.cluster, self.orchestrator, metrics, clock, tls.client() if tls else None)
         self._health_changed = asyncio.Event()
         self._health: asyncio.Task[None] | None = None
 
@@ -95,10 +95,13 @@ class Daemon:
         """Listens; answers health checks from here on. OmniService is healthy while every model is ready.
 
         Raises:
-            OSError: an address is taken, or a TLS file cannot be read.
+            ListenError: an address is taken, or is none of this host.
+            OSError: a TLS file cannot be read.
         """
         server = self._server = make_server(
-            registry=self.registry, tls=self._tls, service_names=(OMNI_SERVICE, CLUSTER_SERVICE)
+            registry=self.registry,
+            tls=self._tls.server() if self._tls else None,
+            service_names=(OMNI_SERVICE, CLUSTER_SERVICE),
         )
         server.add(generate_pb2_grpc.add_OmniServiceServicer_to_server, OmniService(self._desk))
         server.add(
@@ -107,21 +110,21 @@ class Daemon:
         await server.health.set_serving(OMNI_SERVICE, serving=False)
         await server.health.set_serving(CLUSTER_SERVICE, serving=True)
         await server.health.set_serving("", serving=True)
-        host = self._listen.rpartition(":")[0]
-        port = await server.start(self._listen)
+        grpc = f"{self._listen.rpartition(':')[0]}:{await server.start(self._listen)}"
+        door = self.cluster.door = Door(grpc, self._tls.arguments() if self._tls else ())
         metrics = ""
         if self._metrics_listen is not None:
-            metrics_host, _, metrics_port = self._metrics_listen.rpartition(":")
+            host, port = split_address(self._metrics_listen)
             try:
-                self._metrics_server = await serve_metrics(metrics_host.strip("[]"), int(metrics_port), self.registry)
-            except OSError:
+                self._metrics_server = await serve_metrics(host, port, self.registry)
+            except OSError as error:
                 await server.stop()
-                raise
-            metrics = f"{metrics_host}:{self._metrics_server.port}"
+                raise ListenError(self._metrics_listen, error) from error
+            metrics = f"{self._metrics_listen.rpartition(':')[0]}:{self._metrics_server.port}"
         self._alarm.watch(self.orchestrator)
         self._health = asyncio.create_task(self._follow_health(server), name="health")
-        _log.info("listening", grpc=f"{host}:{port}", metrics=metrics)
-        return BoundAddresses(f"{host}:{port}", metrics)
+        _log.info("listening", grpc=grpc, metrics=metrics)
+        return BoundAddresses(grpc, metrics, door)
 
     async def drain(self, grace: float = 2.0) -> None:
         """Takes no new request, ends those at work, and gives their stages `grace` seconds to let go."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import grpc
 import openai
 from PIL import Image
 from rich.console import Console
@@ -19,6 +20,7 @@ from rich_pixels import Pixels
 
 from omni.rpc.channel import make_channel
 from omni.rpc.errors import OmniError, Reason
+from omni.rpc.tls import ClientTls
 from omni.v1 import config_pb2, stage_pb2, stage_pb2_grpc
 from omnid.config import ConfigError, DeployConfig
 from omnid.launcher.deployment import prepare
@@ -29,6 +31,7 @@ TALKS, DRAWS = "tiny-omni", "tiny-image"
 QUESTION = "What is two plus three?"
 PICTURE = "a red circle above a blue square on a white background"
 READY_SECONDS = 120.0
+DESCRIBE_SECONDS = 10.0
 PREVIEW = 64
 """Pixels a side of the picture in a terminal."""
 _LINES_KEPT = 200
@@ -63,7 +66,8 @@ async def run(deploy: str, out: Path, *, verbose: bool) -> None:
     begun = time.monotonic()
     config, pipelines = prepare(deploy)
     _check_models(config, pipelines)
-    async with local_cluster(pipelines, grpc="127.0.0.1:0", http="127.0.0.1:0", echo=echo) as cluster:
+    tls = config.tls_files()
+    async with local_cluster(pipelines, grpc="127.0.0.1:0", http="127.0.0.1:0", tls=tls, echo=echo) as cluster:
         with console.status("starting coordinator, gateway and stage servers"):
             await cluster.ready(READY_SECONDS)
         console.print(f"ready after {time.monotonic() - begun:.1f} s: http://{cluster.http}/v1, gRPC {cluster.grpc}")
@@ -75,7 +79,7 @@ async def run(deploy: str, out: Path, *, verbose: bool) -> None:
                 raise OmniError(Reason.INTERNAL, f"the gateway answered: {error}") from error
         await asyncio.to_thread(_save, out, spoken, picture)
         console.print(_times(spoken, seconds))
-        console.print(await _stages(cluster))
+        console.print(await _stages(cluster, tls.client() if tls else None))
     for line in (
         f"asked: {QUESTION}",
         f"heard: {spoken.text} ({out / 'answer.txt'}, {out / 'answer.wav'}, {_seconds(spoken):.1f} s)",
@@ -179,14 +183,18 @@ def _times(answer: Spoken, picture: float) -> Table:
     return table
 
 
-async def _stages(cluster: LocalCluster) -> Table:
+async def _stages(cluster: LocalCluster, tls: ClientTls | None) -> Table:
     """What each stage did, as its server counts."""
     table = Table(title="stages", title_justify="left")
     for column in ("replica", "runs", "steps", "tokens, frames or steps", "arena"):
         table.add_column(column, justify="left" if column == "replica" else "right")
     for status in cluster.daemon.cluster.statuses():
-        async with make_channel(status.address.target) as channel:
-            described = await stage_pb2_grpc.StageServiceStub(channel).Describe(stage_pb2.DescribeRequest())
+        async with make_channel(status.address.target, tls=tls) as channel:
+            stub = stage_pb2_grpc.StageServiceStub(channel)
+            try:
+                described = await stub.Describe(stage_pb2.DescribeRequest(), timeout=DESCRIBE_SECONDS)
+            except grpc.aio.AioRpcError as error:
+                raise OmniError.from_rpc_error(error) from None
         load = described.load
         name = f"{status.model}/{status.stage}/{status.index}"
         table.add_row(name, str(load.finished_runs), str(load.steps), str(load.units), f"{load.arena.used_bytes} B")

@@ -9,6 +9,7 @@ from omni.rpc import logs
 from omni.rpc.errors import FieldViolation, OmniError, Reason, invalid
 from omni.rpc.text import shown
 from omni.v1 import cluster_pb2, config_pb2, stage_pb2, tensor_pb2
+from omnid.cluster.door import Door
 from omnid.cluster.member import Member
 from omnid.cluster.routing import least_loaded
 from omnid.config.errors import nearest
@@ -26,11 +27,11 @@ class Cluster:
     def __init__(self, pipelines: Sequence[config_pb2.ResolvedPipeline]) -> None:
         self.pipelines = {pipeline.model: pipeline for pipeline in pipelines}
         self._specs = {(spec.model, spec.stage): spec for pipeline in pipelines for spec in pipeline.stages}
-        self._replicas = {
-            (pipeline.model, placement.stage): placement.replicas
-            for pipeline in pipelines
-            for placement in pipeline.placements
+        self._placements = {
+            (pipeline.model, placement.stage): placement for pipeline in pipelines for placement in pipeline.placements
         }
+        self.door: Door | None = None
+        """Where replicas join, once it is known."""
         self._members: dict[Key, dict[int, Member]] = {key: {} for key in self._specs}
         self._by_name: dict[str, Member] = {}
         self._joins: dict[str, int] = {}
@@ -171,7 +172,7 @@ class Cluster:
         """Every place of the deployment, and every member beyond them, in the pipelines' order."""
         listed: list[cluster_pb2.ReplicaStatus] = []
         for (model, stage), members in self._members.items():
-            for index in sorted({*range(self._replicas.get((model, stage), 0)), *members}):
+            for index in sorted({*range(self._placements[model, stage].replicas), *members}):
                 if member := members.get(index):
                     listed.append(member.status())
                 else:
@@ -188,5 +189,5 @@ class Cluster:
             return "; ".join(f"{member.name}: {member.condition()}" for member in members.values())
         went = any(name.startswith(f"{model}/{stage}/") for name in self._joins)
         what = "has left and not come back" if went else "has not joined"
-        start = f"stage-server --coordinator TARGET --model {model} --stage {stage} --index 0"
-        return f"{model}/{stage}/0 {what} (start it with: {start})"
+        start = f" (start it with: {self.door.command(model, self._placements[key], 0)})" if self.door else ""
+        return f"{model}/{stage}/0 {what}{start}"

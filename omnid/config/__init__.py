@@ -1,7 +1,7 @@
 """Configuration: authored in YAML, checked, resolved once into messages of the contract."""
 
 from omnid.config.deploy import DeployConfig
-from omnid.config.errors import ConfigError, Problem
+from omnid.config.errors import ConfigError, Place, Problem
 from omnid.config.files import load_deploy, load_pipeline, shipped_deploys, shipped_pipelines
 from omnid.config.overrides import override
 from omnid.config.pipeline import PipelineConfig
@@ -12,6 +12,7 @@ __all__ = [
     "ConfigError",
     "DeployConfig",
     "PipelineConfig",
+    "Place",
     "Problem",
     "absent_checkpoints",
     "load_deploy",

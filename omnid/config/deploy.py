@@ -29,7 +29,11 @@ class BoundsSection(Section):
     first_output: Seconds | None = None
     gap: Seconds | None = None
     cancel: Seconds | None = None
+
+
+class RequestBoundsSection(BoundsSection):
     total: Seconds | None = None
+    """Of a whole request, so no stage has one of its own."""
 
 
 class LimitsSection(Section):
@@ -92,6 +96,7 @@ class ModelSection(StageSettings):
     trust_remote_code: bool = False
     max_requests: Count = 256
     """At work at once."""
+    bounds: RequestBoundsSection = Field(default_factory=RequestBoundsSection)
     max_queued: Annotated[int, Field(ge=0, le=1_000_000)] = 1024
     limits: LimitsSection = Field(default_factory=LimitsSection)
     stages: dict[Name, StageSection] = Field(default_factory=dict)

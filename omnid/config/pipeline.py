@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from pydantic import Field, PrivateAttr
 
 from omnid.config.document import Document
-from omnid.config.errors import ConfigError, Path, Problem, nearest
+from omnid.config.errors import ConfigError, Path, nearest
 from omnid.config.section import ModalityName, Name, Section, check
 
 StageKindName = Literal["autoregressive", "generation", "diffusion", "synthetic"]
@@ -97,14 +97,6 @@ def read_pipeline(document: Document) -> PipelineConfig:
         raise ConfigError(problems)
     config._document = document
     return config
-
-
-def check_pipeline(config: PipelineConfig) -> None:
-    """What `read_pipeline` checks, for a pipeline that was made in Python."""
-    document = Document(f"pipeline {config.name}", {})
-    problems: list[Problem] = [document.problem(path, message) for path, message in _mistakes(config)]
-    if problems:
-        raise ConfigError(problems)
 
 
 Mistake = tuple[Path, str]

@@ -19,6 +19,7 @@ from omnid.config.deploy import (
     DefaultsSection,
     DeployConfig,
     ModelSection,
+    RequestBoundsSection,
     StageSection,
 )
 from omnid.config.document import Document
@@ -157,7 +158,7 @@ def _checkpoint(written: str, folder: FilePath) -> str:
     return str((folder / FilePath(written).expanduser()).resolve())
 
 
-def _bounds(stage: BoundsSection, model: BoundsSection) -> config_pb2.Bounds:
+def _bounds(stage: BoundsSection, model: RequestBoundsSection) -> config_pb2.Bounds:
     chosen = BOUNDS | model.model_dump(exclude_none=True) | stage.model_dump(exclude_none=True)
     return config_pb2.Bounds(**{name: duration_of(seconds) for name, seconds in chosen.items()})
 

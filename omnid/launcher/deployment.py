@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from omni.v1 import config_pb2
+from omnid.cluster.door import Door
 from omnid.config import ConfigError, DeployConfig, absent_checkpoints, load_deploy, override, resolve
 from omnid.launcher.plan import plan_stages
 
@@ -21,7 +22,7 @@ def prepare(deploy: str, overrides: Sequence[str] = ()) -> tuple[DeployConfig, l
     """
     config = override(load_deploy(deploy), overrides)
     pipelines = resolve(config)
-    here = {process.name.partition("/")[0] for process in plan_stages(pipelines, "127.0.0.1:0").here}
+    here = {process.name.partition("/")[0] for process in plan_stages(pipelines, Door("127.0.0.1:0")).here}
     absent = [problem for model, problem in absent_checkpoints(config, pipelines).items() if model in here]
     if absent:
         raise ConfigError(absent)

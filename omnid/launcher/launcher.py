@@ -10,7 +10,7 @@ import signal
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from omni.rpc import logs
@@ -98,9 +98,8 @@ class Launcher:
                 return
             words = "\n".join(f"  {line}" for line in kept.last_lines) or "  (it said nothing)"
             if not (self.settled or kept.was_ready or self._was_ready(plan.name)):
-                raise ProcessFailedError(
-                    f"{plan.name} ended ({_how(status)}) before it was ready; its last words:\n{words}"
-                )
+                message = f"{plan.name} ended ({_how(status)}) before it was ready; its last words:\n{words}"
+                raise ProcessFailedError(message, status)
             if time.monotonic() - began > _STEADY_SECONDS:
                 backoff = _FIRST_BACKOFF
             _log.warning("process ended", name=plan.name, how=_how(status), starts_again_in=backoff)
@@ -189,12 +188,12 @@ def _close(descriptor: int) -> None:
         os.close(descriptor)
 
 
-def last_words(error: BaseExceptionGroup[BaseException]) -> Sequence[str]:
-    """What the processes said that ended before they were ready."""
-    found: list[str] = []
+def failures(error: BaseExceptionGroup[BaseException]) -> list[ProcessFailedError]:
+    """The processes that ended before they were ready."""
+    found: list[ProcessFailedError] = []
     for each in error.exceptions:
         if isinstance(each, BaseExceptionGroup):
-            found.extend(last_words(each))
+            found.extend(failures(each))
         elif isinstance(each, ProcessFailedError):
-            found.append(str(each))
+            found.append(each)
     return found

@@ -7,11 +7,11 @@ import contextlib
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 
+from omni.rpc.address import check_free
 from omni.rpc.tls import TlsFiles
 from omni.v1 import config_pb2
 from omnid.daemon import Daemon
-from omnid.launcher.failure import ProcessFailedError
-from omnid.launcher.launcher import Launcher, last_words
+from omnid.launcher.launcher import Launcher, failures
 from omnid.launcher.plan import GATEWAY, ProcessPlan, plan_stages
 
 
@@ -74,13 +74,14 @@ async def local_cluster(
 
     Raises:
         ProcessFailedError: when a process ends before it was ever ready, with its last words.
-        OSError: when an address is taken.
+        ListenError: when an address is taken, or is none of this host.
     """
-    daemon = Daemon(pipelines, listen=grpc, tls=tls.server() if tls else None, metrics_listen=metrics)
+    if http is not None:  # The gateway would say so too, when everything else has been started.
+        check_free(http)
+    daemon = Daemon(pipelines, listen=grpc, tls=tls, metrics_listen=metrics)
     bound = await daemon.start()
-    arguments = tls.arguments() if tls else ()
-    plan = plan_stages(pipelines, bound.grpc, tls=arguments, logs=logs)
-    gateway = None if http is None else _gateway(bound.grpc, http, (*arguments, *logs))
+    plan = plan_stages(pipelines, bound.door, logs)
+    gateway = None if http is None else _gateway(bound.grpc, http, (*bound.door.tls, *logs))
     launcher = Launcher(plan, daemon.cluster.has_been_ready, echo)
     cluster = LocalCluster(daemon, launcher, bound.grpc, bound.metrics, waits_for=plan.elsewhere)
 
@@ -99,9 +100,8 @@ async def local_cluster(
     finally:
         await daemon.stop()
     if failed is not None:
-        words = last_words(failed)
-        if words:
-            raise ProcessFailedError("\n".join(words)) from None
+        if ended := failures(failed):
+            raise ended[0] from None
         raise failed.exceptions[0] if len(failed.exceptions) == 1 else failed
 
 

@@ -14,8 +14,8 @@ their own instead, which costs time and memory and nothing else.
 
 Messages are JSON in packets of a Unix socket. Orders: {"order": "start", "id", "target" | "argv", "arguments", "env"}
 with one descriptor for output and, when "ready" is true, a second that the child finds under number 3;
-{"order": "signal", "pid", "signal"}. Reports: {"report": "started", "id", "pid", "copied"} and
-{"report": "ended", "pid", "status"} with the status as in `subprocess.Popen.returncode`.
+{"order": "signal", "pid", "signal"}. Reports: {"report": "started", "id", "pid"} and {"report": "ended",
+"pid", "status"} with the status as in `subprocess.Popen.returncode`.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class Nursery:
         self._children.add(pid)
         for descriptor in descriptors:
             os.close(descriptor)
-        self._report(report="started", id=order["id"], pid=pid, copied=copied)
+        self._report(report="started", id=order["id"], pid=pid)
         return None, True
 
     def _forget(self) -> None:
@@ -142,10 +142,8 @@ class Nursery:
                 self._report(report="ended", pid=pid, status=os.waitstatus_to_exitcode(status))
 
     def _import(self, module: str) -> None:
-        try:
+        with contextlib.suppress(Exception):  # A child that cannot import it says so itself.
             importlib.import_module(module)
-        except Exception as error:
-            self._report(report="note", text=f"cannot import {module} ahead of its users: {error}")
         # What was imported stays; collecting it again in each child would only copy its pages.
         gc.freeze()
 

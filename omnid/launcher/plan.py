@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from omni.v1 import config_pb2
+from omnid.cluster.door import Door
 
 STAGE_SERVER = "stage_server.server:main"
 GATEWAY = "gateway.server:main"
-
-_EVERYWHERE = frozenset({"0.0.0.0", "[::]"})
-_HERE = frozenset({"", "localhost", "127.0.0.1", "::1"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,43 +38,25 @@ class ClusterPlan:
     """Environment of the nursery itself."""
 
 
-def plan_stages(
-    pipelines: Sequence[config_pb2.ResolvedPipeline],
-    coordinator: str,
-    host: str = "",
-    tls: Sequence[str] = (),
-    logs: Sequence[str] = (),
-) -> ClusterPlan:
-    """Every replica of the pipelines, for the launcher on `host` (empty: this machine's own name).
+def plan_stages(pipelines: Sequence[config_pb2.ResolvedPipeline], door: Door, logs: Sequence[str] = ()) -> ClusterPlan:
+    """Every replica of the pipelines, for the launcher on the coordinator's host.
 
-    `coordinator` is the gRPC target that the stage servers join, `tls` their arguments for its files, `logs` those for
-    how they log on this host.
+    `door` is where they join, `logs` the arguments of those on this host for how they log.
     """
-    host = host or socket.gethostname()
     here: list[ProcessPlan] = []
     elsewhere: list[str] = []
     for pipeline in pipelines:
         for placement in pipeline.placements:
             for index in range(placement.replicas):
-                arguments = ("--model", pipeline.model, "--stage", placement.stage, "--index", str(index), *tls)
                 name = f"{pipeline.model}/{placement.stage}/{index}"
-                where = placement.hosts[index] if index < len(placement.hosts) else ""
-                if where in _HERE or where == host:
+                if door.is_here(placement, index):
                     own = dict(placement.env)
                     env = _device_env(placement.devices[index]) | own
                     copied = not own and env == _device_env("cpu")
-                    own_arguments = ("--coordinator", _reached(coordinator, "127.0.0.1"), *arguments, *logs)
-                    here.append(ProcessPlan(name, STAGE_SERVER, own_arguments, env, copied))
+                    arguments = (*door.arguments(pipeline.model, placement, index), *logs)
+                    here.append(ProcessPlan(name, STAGE_SERVER, arguments, env, copied))
                 else:
-                    joins = (
-                        "--coordinator",
-                        _reached(coordinator, host),
-                        "--listen",
-                        "0.0.0.0:0",
-                        "--advertise",
-                        where,
-                    )
-                    elsewhere.append(" ".join(("stage-server", *joins, *arguments)))
+                    elsewhere.append(door.command(pipeline.model, placement, index))
     copies = any(plan.copied for plan in here)
     return ClusterPlan(
         here=tuple(here),
@@ -85,12 +64,6 @@ def plan_stages(
         preload=_preload(pipelines) if copies else (),
         env=_device_env("cpu") if copies else {},
     )
-
-
-def _reached(address: str, host: str) -> str:
-    """An address to connect to: one that listens everywhere is reached by `host`."""
-    listens, _, port = address.rpartition(":")
-    return f"{host}:{port}" if listens in _EVERYWHERE else address
 
 
 def _device_env(device: str) -> dict[str, str]:

@@ -28,10 +28,8 @@ class NurseryLostError(Exception):
 class Child:
     """A process of the cluster and the head of its process group."""
 
-    def __init__(self, pid: int, copied: bool, spawner: Spawner) -> None:
+    def __init__(self, pid: int, spawner: Spawner) -> None:
         self.pid = pid
-        self.copied = copied
-        """Whether it shares the nursery's memory."""
         self.ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         """Its status, as `subprocess.Popen.returncode` has it."""
         self._spawner = spawner
@@ -56,12 +54,6 @@ class Spawner:
         self._sending = asyncio.Lock()
         self.lost = asyncio.Event()
         """Set when the nursery has ended."""
-        self.notes: list[str] = []
-        """What the nursery had to say about itself."""
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid if self._process is not None else 0
 
     def start(self) -> None:
         """Starts the nursery, as a program of its own in a group of its own."""
@@ -144,15 +136,13 @@ class Spawner:
             report = json.loads(packet)
             match report["report"]:
                 case "started":
-                    child = self._children[report["pid"]] = Child(report["pid"], report["copied"], self)
+                    child = self._children[report["pid"]] = Child(report["pid"], self)
                     started = self._starting.get(report["id"])
                     if started is not None and not started.done():
                         started.set_result(child)
                 case "ended":
                     child = self._children.pop(report["pid"])
                     child.ended.set_result(report["status"])
-                case "note":
-                    self.notes.append(report["text"])
 
     def _end(self) -> None:
         """The nursery is gone. Its children die with it by their parent-death signal; their own children do not."""

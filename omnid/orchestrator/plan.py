@@ -18,7 +18,6 @@ class Waits:
     first_output: float
     gap: float
     cancel: float
-    total: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +79,7 @@ class RequestPlan:
     stages: tuple[StagePlan, ...]
     """In the order of the pipeline."""
     total: float
-    """Seconds for a request without a time of its own."""
+    """Seconds for a whole request, whatever time it asks for."""
     queue: float
     """Seconds that a request may wait for its turn."""
     max_requests: int
@@ -118,7 +117,7 @@ def make_plan(pipeline: config_pb2.ResolvedPipeline, outputs: Iterable[int], *, 
     return RequestPlan(
         model=pipeline.model,
         stages=stages,
-        total=max(stage.waits.total for stage in stages),
+        total=max(seconds_of(spec.bounds.total) for spec in pipeline.stages),
         queue=max(stage.waits.queue for stage in stages),
         max_requests=pipeline.max_requests,
         max_queued=pipeline.max_queued,
@@ -157,5 +156,4 @@ def _waits(bounds: config_pb2.Bounds) -> Waits:
         first_output=seconds_of(bounds.first_output),
         gap=seconds_of(bounds.gap),
         cancel=seconds_of(bounds.cancel),
-        total=seconds_of(bounds.total),
     )

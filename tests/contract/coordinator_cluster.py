@@ -46,10 +46,18 @@ def pipeline(*names: str, **bounds: float) -> config_pb2.ResolvedPipeline:
         config_pb2.EdgeSpec(to=to, mode=config_pb2.EDGE_MODE_STREAM, tensors=["rows"], **{"from": source})
         for source, to in itertools.pairwise(names)
     ]
+    placements = [config_pb2.Placement(stage=name, replicas=1, devices=["cpu"]) for name in names]
     inputs = [content_pb2.MODALITY_TEXT, content_pb2.MODALITY_IMAGE]
     outputs = [content_pb2.MODALITY_TEXT] + ([content_pb2.MODALITY_AUDIO] if len(names) > 1 else [])
     return config_pb2.ResolvedPipeline(
-        model="m", stages=specs, edges=edges, inputs=inputs, default_outputs=outputs, max_requests=64, max_queued=8
+        model="m",
+        stages=specs,
+        placements=placements,
+        edges=edges,
+        inputs=inputs,
+        default_outputs=outputs,
+        max_requests=64,
+        max_queued=8,
     )
 
 

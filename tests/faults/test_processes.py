@@ -154,12 +154,3 @@ def test_a_stage_that_cannot_start_ends_the_command_with_its_last_words(tmp_path
         assert "Traceback" not in said
     finally:
         started.close()
-
-
-def test_an_address_in_use_is_said_in_one_line(up: Up) -> None:
-    taken = json.loads(up.ready)["grpc"]
-    command = [sys.executable, "-m", "omnid.cli", "up", "synthetic", "--grpc", taken, "--log-level", "ERROR"]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=READY_SECONDS, check=False)
-    assert ended.returncode == 1
-    assert taken in ended.stderr
-    assert "Traceback" not in ended.stderr

@@ -1,8 +1,25 @@
 """Addresses as people write them: host:port."""
 
+import os
 import re
+import socket
 
 from omni.rpc.text import shown
+
+
+class ListenError(OSError):
+    """An address that this process cannot listen on.
+
+    Attributes:
+        address: "host:port".
+    """
+
+    def __init__(self, address: str, why: OSError) -> None:
+        # What asyncio says of a socket holds the address once more, in its own words.
+        said = os.strerror(why.errno) if why.errno and why.errno > 0 else why.strerror
+        super().__init__(f"cannot listen on {address}: {said or why}")
+        self.address = address
+
 
 _FORM = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+\]|[^:\s\[\]]+):(?P<port>\d+)")
 
@@ -27,3 +44,17 @@ def split_address(text: str) -> tuple[str, int]:
     """
     host, _, port = check_address(text).rpartition(":")
     return host.strip("[]"), int(port)
+
+
+def check_free(address: str) -> None:
+    """Tries whether this process may listen on `address`: gRPC says why it cannot in its own log only.
+
+    Raises:
+        ListenError: it is taken, or none of this host.
+    """
+    host, port = split_address(address)
+    try:
+        family, *_, bound = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        socket.create_server(bound[:2], family=family).close()
+    except OSError as error:
+        raise ListenError(address, error) from error

@@ -9,6 +9,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 from prometheus_client import CollectorRegistry
 
+from omni.rpc.address import ListenError, check_free
 from omni.rpc.interceptors import CallInterceptor
 from omni.rpc.metrics import RpcMetrics
 from omni.rpc.options import server_options
@@ -59,15 +60,17 @@ class Server:
         """Listens on `address` ("host:port"; port 0: the system chooses) and returns the bound port.
 
         Raises:
-            OSError: when the address is taken or is none of this host, or a TLS file cannot be read.
+            ListenError: when the address is taken or is none of this host.
+            OSError: when a TLS file cannot be read.
         """
+        check_free(address)
         try:
             if self._tls is None:
                 port = self.grpc.add_insecure_port(address)
             else:
                 port = self.grpc.add_secure_port(address, server_credentials(self._tls))
         except RuntimeError as error:
-            raise OSError(f"cannot listen on {address}: {error}") from error
+            raise ListenError(address, OSError(str(error))) from error
         await self.health.begin()
         await self.grpc.start()
         return port

@@ -10,6 +10,7 @@ from google.protobuf.duration_pb2 import Duration
 
 from omni.rpc.errors import OmniError, Reason
 from omni.v1 import cluster_pb2, config_pb2, stage_pb2
+from omnid.cluster.door import Door
 from omnid.cluster.link import ReplicaLink
 from omnid.cluster.member import Member
 from omnid.cluster.membership import Cluster
@@ -133,3 +134,16 @@ async def test_waiting_for_readiness_says_what_each_replica_said_last() -> None:
     cluster.report(member, load)
     with pytest.raises(OmniError, match="m/thinker/0: loading: reading weights"):
         await cluster.wait_ready(0.01)
+
+
+async def test_a_stage_that_nobody_started_is_told_with_the_command_that_joins_it() -> None:
+    pipeline = served()
+    cluster = Cluster([pipeline])
+    cluster.door = Door("0.0.0.0:7171", ("--tls-ca", "/my certs/ca.pem"), host="head")
+    command = (
+        "stage-server --coordinator 127.0.0.1:7171 --model m --stage thinker --index 0 --tls-ca '/my certs/ca.pem'"
+    )
+    assert cluster.missing_replicas() == f"m/thinker/0 has not joined (start it with: {command})"
+    pipeline.placements[0].hosts.append("far.example")
+    there = "--coordinator head:7171 --listen 0.0.0.0:0 --advertise far.example --model m --stage thinker --index 0"
+    assert f"(start it with: stage-server {there} " in cluster.missing_replicas()

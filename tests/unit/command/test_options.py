@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from pathlib import Path
 
 import pytest
@@ -85,6 +86,34 @@ def test_a_deployment_that_names_no_shipped_model_is_refused_with_those_there_ar
         assert ended.exit_code == 2
         assert f"{file}:4: models[0].checkpoint: there is no asset {asset!r}" in ended.output
         assert "allowed: tiny_image, tiny_omni" in ended.output
+
+
+@pytest.mark.parametrize("key", ["grpc", "http", "metrics"])
+def test_an_address_that_is_taken_is_told_under_the_key_or_the_option_that_says_it(tmp_path: Path, key: str) -> None:
+    file = tmp_path / "d.yaml"
+    listen = {"grpc": "127.0.0.1:0", "http": "127.0.0.1:0"}
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        lines = "".join(f"  {name}: {where}\n" for name, where in {**listen, key: address}.items())
+        file.write_text(f"models:\n  - {{name: m, pipeline: synthetic}}\nlisten:\n{lines}")
+        told = f"cannot listen on {address}: Address already in use"
+        line = 4 + [*listen, "metrics"].index(key)
+        for command in ("up", "serve")[: 1 if key == "http" else 2]:
+            ended = omnid(command, str(file))
+            assert ended.exit_code == 2
+            assert ended.output == f"omnid: {file}:{line}: listen.{key}: {told}\n"
+            if key != "metrics":
+                others = () if command == "serve" else ("--grpc", "127.0.0.1:0", "--http", "127.0.0.1:0")
+                ended = omnid(command, "synthetic", *others, f"--{key}", address)
+                assert (ended.exit_code, ended.output) == (2, f"omnid: --{key}: {told}\n")
+
+
+def test_tls_files_of_a_deployment_that_has_none_are_refused_and_not_left_out() -> None:
+    for command in (("ps",), ("generate", "m", "hi")):
+        ended = omnid(*command, "--target", NOWHERE, "--tls-from", "synthetic")
+        assert ended.exit_code == 2
+        assert "synthetic.yaml:" in ended.output
+        assert "has no tls, which --tls-from is to take files from" in ended.output
 
 
 TLS = "models:\n  - {name: m, pipeline: synthetic}\ntls:\n  ca: ca.pem\n  cert: own.pem\n  key: own.key\n"

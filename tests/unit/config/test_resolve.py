@@ -103,6 +103,10 @@ def test_a_wrong_override_is_blamed_on_the_command_line(tmp_path: Path, given: s
         ("    max_requests: -1\n", r"d\.yaml:4: models\[0\]\.max_requests: got -1; must be greater than or equal to 1"),
         ("    arena: 5 parsecs\n", r"got '5 parsecs'; must be a number of bytes or one with a unit \(B, KiB"),
         ("    bounds: {gap: .inf}\n", r"bounds\.gap: got inf; must be a finite number"),
+        (
+            "    stages: {b: {bounds: {total: 5}}}\n",
+            r"stages\.b\.bounds\.total: unknown key 'total'; allowed: cancel, first_o",
+        ),
         ("    bounds: {gapp: 1}\n", r"bounds\.gapp: unknown key 'gapp'; did you mean 'gap'\?"),
         ("    dtype: float8\n", r"got 'float8'; did you mean 'float32'\? allowed: auto, bfloat16, float16, float32"),
         ("    trust_remote_code: 'yes'\n", r"got 'yes'; must be a valid boolean"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from omni.v1 import config_pb2
+from omnid.cluster.door import Door
 from omnid.launcher.launcher import _how
 from omnid.launcher.plan import plan_stages
 
@@ -24,7 +25,7 @@ def two_hosts() -> config_pb2.ResolvedPipeline:
     ],
 )
 def test_replicas_are_told_an_address_that_they_can_connect_to(listens: str, here: str, there: str) -> None:
-    plan = plan_stages([two_hosts()], listens, host="head")
+    plan = plan_stages([two_hosts()], Door(listens, host="head"))
     [process], [command] = plan.here, plan.elsewhere
     assert process.arguments[:2] == ("--coordinator", here)
     assert f"--coordinator {there} --listen 0.0.0.0:0 --advertise other --model m --stage a --index 1" in command

@@ -14,7 +14,7 @@ from omnid.orchestrator.ports import Failure, RequestEnd, StageEnd
 from omnid.orchestrator.request import Request
 from omnid.orchestrator.run import Chunk, Run
 
-WAITS = Waits(queue=5, first_output=10, gap=3, cancel=1, total=100)
+WAITS = Waits(queue=5, first_output=10, gap=3, cancel=1)
 
 
 @dataclass
