@@ -70,8 +70,8 @@ async def until_stopped() -> signal.Signals:
 
 async def unless_stopped(work: Coroutine[Any, Any, None]) -> None:
     """Does `work`, which a signal cancels: then the exit status says which."""
+    stopped = asyncio.ensure_future(until_stopped())  # Listens before the work begins.
     working = asyncio.ensure_future(work)
-    stopped = asyncio.ensure_future(until_stopped())
     await asyncio.wait((working, stopped), return_when=asyncio.FIRST_COMPLETED)
     if stopped.done():
         working.cancel()
