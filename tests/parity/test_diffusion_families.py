@@ -247,8 +247,28 @@ def test_a_pipeline_of_another_family_is_refused_with_those_that_are_supported(u
 def test_a_folder_that_holds_no_pipeline_is_refused(tmp_path: Path, index: str | None) -> None:
     if index is not None:
         (tmp_path / "model_index.json").write_text(index)
-    with pytest.raises(OmniError, match=r"no diffusers pipeline: model_index\.json"):
+    with pytest.raises(OmniError, match=f"{tmp_path}.* model_index.json|{tmp_path}/model_index.json") as caught:
         models.build(spec_of(str(tmp_path)))
+    assert caught.value.fields[0].field == "checkpoint"
+
+
+@pytest.mark.parametrize(
+    ("gone", "named"),
+    [
+        ("transformer", "tiny-flux .* lacks transformer$"),
+        ("vae/*.safetensors", "tiny-flux/vae .* lacks \\*.safetensors$"),
+    ],
+)
+def test_a_pipeline_that_lacks_a_part_is_refused_with_its_name(tmp_path: Path, gone: str, named: str) -> None:
+    folder = tmp_path / "tiny-flux"
+    shutil.copytree(model("tiny-flux"), folder)
+    for path in folder.glob(gone):
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+    with pytest.raises(OmniError, match=named):
+        models.build(spec_of(str(folder)))
 
 
 @pytest.mark.parametrize("part", ["transformer", "text_encoder"])

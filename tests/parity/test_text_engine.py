@@ -221,9 +221,11 @@ def test_unknown_engine_arguments_are_refused() -> None:
 
 def test_a_folder_that_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
     spec = config_pb2.StageSpec(checkpoint=str(tmp_path), dtype="auto", max_running=1)
-    with pytest.raises(OmniError, match=r"no config\.json") as refusal:
+    with pytest.raises(OmniError, match=f"{tmp_path} .* lacks config.json, \\*.safetensors, tokenizer\\*") as refusal:
         text.build(spec).start(lambda _events: None)
     assert refusal.value.fields[0].field == "checkpoint"
+    for name in ("model.safetensors", "tokenizer.json"):
+        (tmp_path / name).touch()
     (tmp_path / "config.json").write_text('{"model_type": "nothing known"}')
     with pytest.raises(OmniError, match="cannot be loaded"):
         text.build(spec).start(lambda _events: None)

@@ -7,7 +7,10 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from omni.rpc.errors import FieldViolation, OmniError, invalid
+from stage_server.checkpoint import WEIGHTS, readable, refused, require
+
+INDEX = "model_index.json"
+"""Names a pipeline's class, and those of its parts."""
 
 
 class Guidance(Enum):
@@ -43,19 +46,20 @@ def family_of(folder: Path) -> Family:
     """The family of a pipeline folder.
 
     Raises:
-        OmniError: BAD_REQUEST, when it is none, or of a class that does not run step by step here.
+        OmniError: BAD_REQUEST, when it is none, lacks a part, or is of a class that does not run step by step here.
     """
-    try:
-        index = json.loads((folder / "model_index.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise _refused(f"{folder} is no diffusers pipeline: model_index.json: {error}") from error
+    require(folder, INDEX)
+    path = folder / INDEX
+    with readable(path):
+        index = json.loads(path.read_text(encoding="utf-8"))
     name = index.get("_class_name") if isinstance(index, dict) else None
     if not isinstance(name, str):
-        raise _refused(f"{folder} is no diffusers pipeline: model_index.json names no _class_name")
+        raise refused(f"{path} names no _class_name of a diffusers pipeline")
     if name not in FAMILIES:
-        raise _refused(f"{folder} holds a {name}; those that run step by step here: {', '.join(FAMILIES)}")
+        raise refused(f"{folder} holds a {name}; those that run step by step here: {', '.join(FAMILIES)}")
+    for part, kind in index.items():
+        if isinstance(kind, list) and None not in kind:
+            require(folder, part)
+            if (folder / part / "config.json").is_file():  # Of a model; schedulers and tokenizers have no weights.
+                require(folder / part, WEIGHTS)
     return FAMILIES[name]
-
-
-def _refused(description: str) -> OmniError:
-    return invalid(FieldViolation("checkpoint", description))

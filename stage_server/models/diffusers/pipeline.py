@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from omni.rpc.errors import FieldViolation, invalid
+from stage_server.checkpoint import DTYPES, readable
 from stage_server.device import device
 from stage_server.engines.arguments import Arguments
 from stage_server.engines.diffusion.model import Limits, PictureRequest
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
     from omni.v1 import config_pb2
 
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _TEXT_ENCODER = "text_encoder"
 _SIDE = 1024
 """Width and height of a picture that a request does not size, as far as the model's positions allow."""
@@ -64,7 +63,7 @@ class PipelineModel:
         self._stage = spec.stage
         self._folder = Path(spec.checkpoint)
         self._family: Family = family_of(self._folder)
-        self._dtype = _DTYPES.get(spec.dtype)
+        self._dtype = DTYPES.get(spec.dtype)
 
     def load(self) -> Limits:
         import diffusers
@@ -78,10 +77,10 @@ class PipelineModel:
         if where.type == "cpu":
             torch.set_num_threads(1)
         dtype = self._dtype or (torch.float32 if where.type == "cpu" else torch.bfloat16)
-        try:
-            classic = diffusers.DiffusionPipeline.from_pretrained(self._folder, dtype=dtype, local_files_only=True)
-        except Exception as error:  # Several libraries read the parts of a folder, and each has errors of its own.
-            raise invalid(FieldViolation("checkpoint", f"{self._folder} cannot be loaded: {error}")) from error
+        with readable(self._folder):
+            classic = diffusers.DiffusionPipeline.from_pretrained(
+                self._folder, dtype=dtype, local_files_only=True, use_safetensors=True
+            )
         classic.to(where)
         pipe = getattr(diffusers, self._family.blocks)().init_pipeline()
         known = {name: part for name, part in classic.components.items() if part is not None}

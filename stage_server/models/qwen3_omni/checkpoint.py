@@ -11,7 +11,7 @@ from safetensors import safe_open
 from transformers import Qwen3OmniMoeConfig
 from transformers.models.qwen3_omni_moe import modeling_qwen3_omni_moe as reference
 
-from omni.rpc.errors import OmniError, Reason
+from stage_server.checkpoint import DTYPES, readable, refused
 from stage_server.device import device
 
 if TYPE_CHECKING:
@@ -37,13 +37,10 @@ def read_config(folder: Path) -> Qwen3OmniMoeConfig:
         OmniError: there is none, or it is of another family.
     """
     path = folder / "config.json"
-    try:
+    with readable(path):
         kind = json.loads(path.read_text(encoding="utf-8")).get("model_type")
-    except (OSError, ValueError) as error:
-        raise OmniError(Reason.BAD_REQUEST, f"checkpoint {folder}: config.json cannot be read: {error}") from error
     if kind != Qwen3OmniMoeConfig.model_type:
-        message = f"checkpoint {folder} is of type {kind!r}, this stage takes {Qwen3OmniMoeConfig.model_type!r}"
-        raise OmniError(Reason.BAD_REQUEST, message)
+        raise refused(f"{folder} is of type {kind!r}, this stage takes {Qwen3OmniMoeConfig.model_type!r}")
     return Qwen3OmniMoeConfig.from_pretrained(folder)
 
 
@@ -54,16 +51,11 @@ def load_part(spec: config_pb2.StageSpec, folder: Path, part: str) -> PreTrained
     Raises:
         OmniError: its weights are not all there.
     """
-    shell = _shell(part)
-    dtype = spec.dtype if spec.dtype in ("", "auto") else getattr(torch, spec.dtype)
-    try:
-        model, found = shell.from_pretrained(folder, dtype=dtype or "auto", output_loading_info=True)
-    except OSError as error:
-        raise OmniError(Reason.BAD_REQUEST, f"checkpoint {folder} cannot be read: {error}") from error
+    dtype = DTYPES.get(spec.dtype, "auto")
+    model, found = _shell(part).from_pretrained(folder, dtype=dtype, output_loading_info=True, use_safetensors=True)
     missing = sorted(found["missing_keys"])
     if missing:
-        message = f"checkpoint {folder} lacks {len(missing)} tensors of the {part}, the first is {missing[0]}"
-        raise OmniError(Reason.BAD_REQUEST, message)
+        raise refused(f"{folder} lacks {len(missing)} tensors of the {part}, the first is {missing[0]}")
     loaded: PreTrainedModel = getattr(model, part)
     return loaded.to(device()).eval()
 
@@ -93,11 +85,9 @@ def read_rows(folder: Path, name: str, rows: Sequence[int]) -> torch.Tensor:
     Raises:
         OmniError: the checkpoint does not hold it.
     """
-    try:
-        index = folder / INDEX
+    index = folder / INDEX
+    with readable(folder):
         file = json.loads(index.read_text(encoding="utf-8"))["weight_map"][name] if index.exists() else SINGLE
         with safe_open(folder / file, framework="pt") as weights:
             stored = weights.get_slice(name)
             return torch.cat([stored[row : row + 1] for row in rows])
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
-        raise OmniError(Reason.BAD_REQUEST, f"checkpoint {folder}: tensor {name} cannot be read: {error}") from error

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,7 +19,7 @@ import torch
 from transformers.models.qwen3_omni_moe import modeling_qwen3_omni_moe as reference
 
 from omni.rpc.errors import OmniError, Reason
-from stage_server.engines.ar import checkpoint
+from stage_server.checkpoint import WEIGHTS, readable, require
 from stage_server.engines.generation.decoder import ChunkDecoder
 from stage_server.engines.generation.engine import GenerationEngine, GenerationOptions
 from stage_server.models.qwen3_omni.checkpoint import load_part, read_config
@@ -56,8 +57,9 @@ class Code2Wav(ChunkDecoder[WaveState]):
         self._spec = spec
 
     def load(self) -> None:
-        folder = checkpoint.folder(self._spec)
-        with checkpoint.readable(self._spec):
+        folder = Path(self._spec.checkpoint)
+        require(folder, "config.json", WEIGHTS)
+        with readable(folder):
             self.config = read_config(folder).code2wav_config
             model = load_part(self._spec, folder, "code2wav")
         assert isinstance(model, reference.Qwen3OmniMoeCode2Wav)

@@ -9,14 +9,16 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
 from omni.rpc.params import check_voice
 from omni.v1 import config_pb2
+from stage_server.checkpoint import WEIGHTS, readable, require
 from stage_server.device import device
-from stage_server.engines.ar import attention, checkpoint
+from stage_server.engines.ar import attention, settings
 from stage_server.engines.ar.decoder import Decoder, DecodeState, Geometry, Slice, last_rows, pack_positions
 from stage_server.engines.ar.engine import ArEngine
 from stage_server.engines.ar.sampling import Sampling
@@ -92,8 +94,8 @@ class TalkerOptions:
         """
         arguments = Arguments(spec.engine, "engine")
         options = cls(
-            max_length=arguments.integer("max_length", checkpoint.LONGEST, 2, 1 << 20),
-            step_tokens=arguments.integer("step_tokens", checkpoint.STEP_TOKENS, 1, 1 << 20),
+            max_length=arguments.integer("max_length", settings.LONGEST, 2, 1 << 20),
+            step_tokens=arguments.integer("step_tokens", settings.STEP_TOKENS, 1, 1 << 20),
             chunk_frames=arguments.integer("chunk_frames", CHUNK_FRAMES, 1, 4096),
             first_chunk_frames=arguments.integer("first_chunk_frames", FIRST_CHUNK_FRAMES, 1, 4096),
         )
@@ -109,8 +111,9 @@ class Talker(Decoder[TalkerState]):
         self._options = options
 
     def load(self) -> Geometry:
-        spec, folder = self._spec, checkpoint.folder(self._spec)
-        with checkpoint.readable(spec):
+        spec, folder = self._spec, Path(self._spec.checkpoint)
+        require(folder, "config.json", WEIGHTS)
+        with readable(folder):
             config = read_config(folder)
             model = load_part(spec, folder, "talker")
             special = (config.tts_bos_token_id, config.tts_eos_token_id, config.tts_pad_token_id)
@@ -125,7 +128,7 @@ class Talker(Decoder[TalkerState]):
         self._predictor = CodePredictor(model)
         self._end = talker.codec_eos_token_id
         attention.use(model.model.config)
-        return checkpoint.geometry(talker.text_config, model.dtype, device(), self._options.max_length)
+        return settings.geometry(talker.text_config, model.dtype, device(), self._options.max_length)
 
     def check(self, run: Run) -> None:
         check_voice(run.params, self.voices, "params.voice")

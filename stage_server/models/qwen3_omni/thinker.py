@@ -10,13 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 from transformers import Cache, GenerationConfig
 
+from stage_server.checkpoint import WEIGHTS, readable, require
 from stage_server.device import device
-from stage_server.engines.ar import attention, checkpoint
+from stage_server.engines.ar import attention, settings
 from stage_server.engines.ar.causal import CausalDecoder, TokenState
 from stage_server.engines.ar.decoder import Geometry, Slice, capture, last_rows
 from stage_server.engines.ar.engine import ArEngine
@@ -53,22 +55,23 @@ class Thinker(CausalDecoder[ThinkerState]):
         self._kept: dict[int, torch.Tensor] = {}
 
     def load(self) -> Geometry:
-        spec, folder = self._spec, checkpoint.folder(self._spec)
-        with checkpoint.readable(spec):
+        spec, folder = self._spec, Path(self._spec.checkpoint)
+        require(folder, "config.json", WEIGHTS, "tokenizer*", "preprocessor_config.json")
+        with readable(folder):
             config = read_config(folder)
             text = config.thinker_config.text_config
             model = load_part(spec, folder, "thinker")
-            geometry = checkpoint.geometry(text, model.dtype, device(), self._max_length)
+            geometry = settings.geometry(text, model.dtype, device(), self._max_length)
             self._reader = PromptReader(folder, spec.limits, text.vocab_size, geometry.max_length)
-            generation = _generation_config(spec)
+            generation = _generation_config(folder)
         self.tokenizer = self._reader.tokenizer
         self.device = geometry.device
         self._model = model
         self._layer = config.talker_config.accept_hidden_layer
         capture(model.model.layers, self._layer, self._kept)
         attention.use(model.model.config)
-        self.defaults = checkpoint.sampling_defaults(generation)
-        self.end_ids = checkpoint.end_ids(generation, self.tokenizer)
+        self.defaults = settings.sampling_defaults(generation)
+        self.end_ids = settings.end_ids(generation, self.tokenizer)
         return geometry
 
     def check(self, run: Run) -> None:
@@ -178,14 +181,14 @@ class Thinker(CausalDecoder[ThinkerState]):
                     state.publish("audio_feature_lengths", state.inputs.mel_mask.sum(-1))
 
 
-def _generation_config(spec: config_pb2.StageSpec) -> GenerationConfig:
+def _generation_config(folder: Path) -> GenerationConfig:
     """The thinker's decoding parameters: those of the checkpoint that are meant for the thinker.
 
     The whole model's file names them plainly; transformers' generate ends the thinker at <|im_end|>, the tokenizer's
     end token, whatever it says.
     """
     try:
-        config = GenerationConfig.from_pretrained(checkpoint.folder(spec))
+        config = GenerationConfig.from_pretrained(folder)
     except OSError:
         return GenerationConfig()
     config.eos_token_id = None
@@ -193,11 +196,11 @@ def _generation_config(spec: config_pb2.StageSpec) -> GenerationConfig:
 
 
 def build(spec: config_pb2.StageSpec) -> ArEngine[ThinkerState]:
-    """The engine of a thinker stage, not yet started. Engine arguments: those of `checkpoint.sizes`.
+    """The engine of a thinker stage, not yet started. Engine arguments: those of `settings.sizes`.
 
     Raises:
         OmniError: UNKNOWN_PARAMETER or BAD_REQUEST for what is wrong with the spec.
     """
-    sizes = checkpoint.sizes(spec)
+    sizes = settings.sizes(spec)
     decoder = Thinker(spec, max_length=sizes.max_length)
     return ArEngine(decoder, max_running=spec.max_running, step_tokens=sizes.step_tokens)

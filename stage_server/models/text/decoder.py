@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, Cache
 
-from stage_server.engines.ar import attention, checkpoint
+from stage_server.checkpoint import DTYPES, WEIGHTS, readable, require
+from stage_server.engines.ar import attention, settings
 from stage_server.engines.ar.causal import CausalDecoder, TokenState
 from stage_server.engines.ar.decoder import Geometry, Slice, last_rows
 from stage_server.engines.arguments import Arguments, refuse_unused
@@ -29,20 +31,24 @@ class TextDecoder(CausalDecoder[TokenState]):
         self._max_length = max_length
 
     def load(self) -> Geometry:
-        spec, folder = self._spec, checkpoint.folder(self._spec)
-        with checkpoint.readable(spec):
+        spec, folder = self._spec, Path(self._spec.checkpoint)
+        require(folder, "config.json", WEIGHTS, "tokenizer*")
+        with readable(folder):
             self.tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=spec.trust_remote_code)
             model = AutoModelForCausalLM.from_pretrained(
-                folder, dtype=checkpoint.torch_dtype(spec), trust_remote_code=spec.trust_remote_code
+                folder,
+                dtype=DTYPES.get(spec.dtype, "auto"),
+                trust_remote_code=spec.trust_remote_code,
+                use_safetensors=True,
             )
         self._model = model.to(self.device).eval()
         config = model.config.get_text_config()
         attention.use(config)
         self._vocabulary = model.get_input_embeddings().num_embeddings
         self._narrow = "logits_to_keep" in inspect.signature(model.forward).parameters
-        self.defaults = checkpoint.sampling_defaults(model.generation_config)
-        self.end_ids = checkpoint.end_ids(model.generation_config, self.tokenizer)
-        geometry = checkpoint.geometry(config, model.dtype, self.device, self._max_length)
+        self.defaults = settings.sampling_defaults(model.generation_config)
+        self.end_ids = settings.end_ids(model.generation_config, self.tokenizer)
+        geometry = settings.geometry(config, model.dtype, self.device, self._max_length)
         self._longest = geometry.max_length
         return geometry
 

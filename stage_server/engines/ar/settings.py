@@ -1,54 +1,21 @@
-"""What autoregressive families share in reading a checkpoint folder."""
+"""What autoregressive families read alike: engine arguments, and a checkpoint's own configuration."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-import torch
-
-from omni.rpc.errors import FieldViolation, OmniError, invalid
 from omni.v1 import config_pb2
+from stage_server.checkpoint import refused
 from stage_server.engines.ar.decoder import Geometry
 from stage_server.engines.arguments import Arguments
 
 if TYPE_CHECKING:
+    import torch
     from transformers import GenerationConfig, PretrainedConfig, PreTrainedTokenizerBase
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 LONGEST = 8192
 STEP_TOKENS = 512
-
-
-def folder(spec: config_pb2.StageSpec) -> Path:
-    """The checkpoint's folder.
-
-    Raises:
-        OmniError: BAD_REQUEST when there is none.
-    """
-    path = Path(spec.checkpoint).expanduser()
-    if not (path / "config.json").is_file():
-        raise _refused("checkpoint", f"{path} is not a checkpoint folder: it holds no config.json")
-    return path
-
-
-@contextmanager
-def readable(spec: config_pb2.StageSpec) -> Iterator[None]:
-    """Turns what loaders raise into an error that names the checkpoint."""
-    try:
-        yield
-    except OmniError:
-        raise
-    except (OSError, ValueError, KeyError, RuntimeError, ImportError, AttributeError) as error:
-        raise _refused("checkpoint", f"{spec.checkpoint} cannot be loaded: {error}") from error
-
-
-def torch_dtype(spec: config_pb2.StageSpec) -> torch.dtype | str:
-    """The dtype to load with; "auto" is the checkpoint's own."""
-    return DTYPES.get(spec.dtype, "auto")
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +51,7 @@ def geometry(config: PretrainedConfig, dtype: torch.dtype, device: torch.device,
     """
     odd = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
     if odd:
-        raise _refused("checkpoint", f"layers of kind {', '.join(sorted(odd))} are not supported by this engine")
+        raise refused(f"layers of kind {', '.join(sorted(odd))} are not supported by this engine")
     heads = config.num_attention_heads
     own = getattr(config, "max_position_embeddings", None) or LONGEST
     return Geometry(
@@ -118,7 +85,3 @@ def end_ids(config: GenerationConfig, tokenizer: PreTrainedTokenizerBase) -> fro
     if given is None:
         return frozenset()
     return frozenset([given] if isinstance(given, int) else given)
-
-
-def _refused(field: str, what: str) -> OmniError:
-    return invalid(FieldViolation(field, what))
