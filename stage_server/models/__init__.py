@@ -7,11 +7,18 @@ from typing import TYPE_CHECKING
 
 from omni.rpc.errors import FieldViolation, invalid
 from omni.v1 import config_pb2
+from stage_server.libraries import take_over
 
 if TYPE_CHECKING:
     from stage_server.engines.base import Engine
 
-FAMILIES = ("diffusers", "qwen3_omni", "synthetic", "text")
+FAMILIES: dict[str, tuple[str, ...]] = {
+    "diffusers": ("diffusers", "transformers"),
+    "qwen3_omni": ("transformers",),
+    "synthetic": (),
+    "text": ("transformers",),
+}
+"""Packages, and the libraries that load their models."""
 
 
 def build(spec: config_pb2.StageSpec) -> Engine:
@@ -23,5 +30,6 @@ def build(spec: config_pb2.StageSpec) -> Engine:
     if spec.family not in FAMILIES:
         text = f"there is no model family {spec.family!r}; there are {', '.join(FAMILIES)}"
         raise invalid(FieldViolation("family", text))
+    take_over(*FAMILIES[spec.family])
     engine: Engine = importlib.import_module(f"stage_server.models.{spec.family}").build(spec)
     return engine

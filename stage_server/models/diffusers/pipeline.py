@@ -7,7 +7,6 @@ Scheduler and guider hold state of a picture; each picture has copies of its own
 from __future__ import annotations
 
 import copy
-import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -68,11 +67,7 @@ class PipelineModel:
     def load(self) -> Limits:
         import diffusers
         from diffusers.modular_pipelines import LoopSequentialPipelineBlocks
-        from diffusers.utils import logging as diffusers_logging
 
-        diffusers_logging.set_verbosity_error()
-        diffusers_logging.disable_progress_bar()
-        logging.getLogger("transformers").setLevel(logging.ERROR)
         where = device()
         if where.type == "cpu":
             torch.set_num_threads(1)

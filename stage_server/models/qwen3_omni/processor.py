@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import AutoTokenizer, Qwen2VLImageProcessor, Qwen3OmniMoeProcessor, WhisperFeatureExtractor
+from transformers import AutoTokenizer, Qwen2VLImageProcessorPil, Qwen3OmniMoeProcessor, WhisperFeatureExtractor
 
 from omni.rpc.errors import OmniError, Reason
 from omni.v1 import config_pb2, content_pb2
@@ -56,7 +56,7 @@ class PromptReader:
             self.tokenizer.chat_template = json.loads(legacy.read_text(encoding="utf-8"))["chat_template"]
         features = WhisperFeatureExtractor.from_pretrained(folder)
         self._rate = features.sampling_rate
-        self._processor = _Processor(Qwen2VLImageProcessor.from_pretrained(folder), features, self.tokenizer)
+        self._processor = _Processor(Qwen2VLImageProcessorPil.from_pretrained(folder), features, self.tokenizer)
         self._limits = limits
         self._vocabulary = vocabulary
         self._longest = longest
