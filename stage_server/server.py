@@ -29,6 +29,7 @@ from omni.rpc.spec import spec_hash
 from omni.rpc.tls import TlsFiles
 from omni.v1 import cluster_pb2, cluster_pb2_grpc, config_pb2, stage_pb2, stage_pb2_grpc, tensor_pb2
 from stage_server import checkpoint, models
+from stage_server.device import limit_threads
 from stage_server.loader import Loader
 from stage_server.metrics import StageMetrics
 from stage_server.service.host import StageHost
@@ -286,6 +287,7 @@ def main() -> int:
     name = f"{options.model}/{options.stage}/{options.index}"
     logs.configure(options.log_format, options.log_level, replica=name)
     tracing.configure("stage-server")
+    limit_threads()
 
     loader = Loader()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import types
 import typing
@@ -41,12 +42,15 @@ Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]*$", max_length=64)]
 """Of a stage or a pipeline."""
 ModelName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=128)]
 ModalityName = Literal["text", "image", "audio", "video", "action"]
-Seconds = Annotated[float, Field(gt=0, le=31_536_000, allow_inf_nan=False)]
+Seconds = Annotated[float, Field(ge=0.001, le=31_536_000, allow_inf_nan=False)]
+"""At least a millisecond: no clock here is finer, and what rounds to 0 would be no bound at all."""
 ByteCount = Annotated[int, BeforeValidator(_byte_count), Field(ge=0, le=1 << 40)]
 Count = Annotated[int, Field(ge=1, le=65_536)]
 
 
 def _json_like(value: object) -> object:
+    if isinstance(value, float) and not math.isfinite(value):
+        raise PydanticCustomError("finite", "must be made of finite numbers")
     if value is None or isinstance(value, str | bool | int | float):
         return value
     if isinstance(value, list):

@@ -68,11 +68,10 @@ def plan_stages(pipelines: Sequence[config_pb2.ResolvedPipeline], door: Door, lo
 
 def _device_env(device: str) -> dict[str, str]:
     """The environment in which a process sees its devices and no others."""
-    kind, _, numbers = device.partition(":")
-    if kind == "cuda":
-        return {"CUDA_VISIBLE_DEVICES": numbers}
-    # More than one thread a process on few cores costs factors, not percents; it must be set before torch is loaded.
-    return {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    numbers = device.partition(":")[2]
+    # More than one thread in each of many processes costs factors, not percents, whichever device the model is on; it
+    # must be set before torch is loaded.
+    return {"CUDA_VISIBLE_DEVICES": numbers, "OMP_NUM_THREADS": "1"}
 
 
 def _preload(pipelines: Sequence[config_pb2.ResolvedPipeline]) -> tuple[str, ...]:

@@ -55,8 +55,6 @@ class ArEngine(Generic[StateT]):
         with torch.inference_mode():
             geometry = self._decoder.load()
             self._cache = SlotCache(geometry, self._max_running)
-        if geometry.device.type == "cpu":
-            torch.set_num_threads(1)  # more of them wait for each other when stages share the cores
         self._geometry = geometry
         self._deliver = deliver
         self._thread.start()

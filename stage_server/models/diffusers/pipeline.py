@@ -69,8 +69,6 @@ class PipelineModel:
         from diffusers.modular_pipelines import LoopSequentialPipelineBlocks
 
         where = device()
-        if where.type == "cpu":
-            torch.set_num_threads(1)
         dtype = self._dtype or (torch.float32 if where.type == "cpu" else torch.bfloat16)
         with readable(self._folder):
             classic = diffusers.DiffusionPipeline.from_pretrained(

@@ -31,6 +31,23 @@ def test_replicas_are_told_an_address_that_they_can_connect_to(listens: str, her
     assert f"--coordinator {there} --listen 0.0.0.0:0 --advertise other --model m --stage a --index 1" in command
 
 
+@pytest.mark.parametrize(("device", "seen"), [("cpu", ""), ("cuda:1", "1"), ("cuda:0,3", "0,3")])
+def test_a_replica_sees_its_own_devices_and_keeps_to_one_thread_on_the_cpu_whichever_they_are(
+    device: str, seen: str
+) -> None:
+    pipeline = two_hosts()
+    pipeline.placements[0].devices[0] = device
+    [process] = plan_stages([pipeline], "127.0.0.1:7070").here
+    assert dict(process.env) == {"CUDA_VISIBLE_DEVICES": seen, "OMP_NUM_THREADS": "1"}
+
+
+def test_threads_that_the_deployment_asks_for_go_before() -> None:
+    pipeline = two_hosts()
+    pipeline.placements[0].env["OMP_NUM_THREADS"] = "4"
+    [process] = plan_stages([pipeline], "127.0.0.1:7070").here
+    assert process.env["OMP_NUM_THREADS"] == "4"
+
+
 @pytest.mark.parametrize(
     ("status", "said"), [(0, "exit status 0"), (3, "exit status 3"), (-9, "killed by SIGKILL"), (-40, "signal 40")]
 )
