@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from omni.rpc.duration import seconds_of
 from omni.rpc.errors import OmniError, Reason
 from stage_server.service.host import StageHost
 from stage_server.service.runs import SessionRun
@@ -42,7 +43,7 @@ class Starved:
             return
         bounds = self._host.spec.bounds
         reader_waits = bounds.gap if run.outbox.first else bounds.first_output
-        seconds = PATIENCE * reader_waits.ToNanoseconds() / 1e9
+        seconds = PATIENCE * seconds_of(reader_waits)
         self._timers[run] = self._loop.call_later(seconds, self._expire, run, seconds)
 
     def drop(self, run: SessionRun) -> None:

@@ -261,7 +261,7 @@ def test_a_folder_that_holds_no_pipeline_is_refused(tmp_path: Path, index: str |
 )
 def test_a_pipeline_that_lacks_a_part_is_refused_with_its_name(tmp_path: Path, gone: str, named: str) -> None:
     folder = tmp_path / "tiny-flux"
-    shutil.copytree(model("tiny-flux"), folder)
+    shutil.copytree(made(flux), folder)
     for path in folder.glob(gone):
         if path.is_dir():
             shutil.rmtree(path)

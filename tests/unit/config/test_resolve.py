@@ -166,3 +166,27 @@ def test_equal_specs_have_equal_hashes(tmp_path: Path) -> None:
     assert spec_hash(first["a"]) == spec_hash(second["a"])
     assert spec_hash(first["a"]) != spec_hash(first["b"])
     assert len(spec_hash(first["a"])) == 16
+
+
+@pytest.mark.parametrize(
+    ("said", "says"),
+    [
+        ("stall: 1.0e-12", "models[0].stall"),
+        ("bounds: {gap: 0.0001}", "models[0].bounds.gap"),
+        ("lease: .nan", "models[0].lease"),
+    ],
+)
+def test_a_bound_that_no_clock_here_can_keep_is_refused(tmp_path: Path, said: str, says: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        deploy(tmp_path, MODEL + f"    {said}\n")
+    assert says in str(refused.value)
+
+
+@pytest.mark.parametrize("value", [".nan", ".inf", "[1, -.inf]", "{deep: .nan}"])
+@pytest.mark.parametrize("where", ["engine: {start_seconds: %s}", "defaults: {extra: {rate: %s}}"])
+def test_an_argument_that_is_no_finite_number_is_refused_where_it_was_written(
+    tmp_path: Path, where: str, value: str
+) -> None:
+    with pytest.raises(ConfigError, match="must be made of finite numbers") as refused:
+        deploy(tmp_path, MODEL + f"    stages:\n      a: {{{where % value}}}\n")
+    assert f"models[0].stages.a.{where.partition(':')[0]}" in str(refused.value)
