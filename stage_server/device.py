@@ -6,6 +6,10 @@ import os
 
 import torch
 
+from omni.rpc import logs
+
+_log = logs.get(__name__)
+
 
 def device() -> torch.device:
     """The first visible GPU, else the CPU."""
@@ -17,3 +21,16 @@ def limit_threads() -> None:
     other where stages share the cores, whichever device the model is on."""
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)
+
+
+def end_without_device() -> None:
+    """Ends this process, exit status 1, when its GPU answers no more. After an illegal access every call fails until
+    the process is a new one; a replica that fails whatever it is given would be the least loaded and get all the work.
+    """
+    if not torch.cuda.is_initialized():
+        return
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError as error:
+        _log.critical("the device is lost, and this process with it", error=str(error).partition("\n")[0])
+        os._exit(1)

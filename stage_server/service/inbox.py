@@ -93,20 +93,23 @@ class Inbox:
     def _check(self, message: Message) -> None:
         key = (message.source.stage, message.source.role)
         source = self._sources.get(key)
-        edge = f"edge {key[0]}{f'[{key[1]}]' if key[1] else ''}->{self._host.spec.stage}"
         if source is None or source.ended:
             what = "has ended already" if source else "is not one of the run's sources"
-            raise OmniError(Reason.SEQUENCE_BROKEN, f"{edge}: the source {what}")
+            raise self._wrong(Reason.SEQUENCE_BROKEN, key, f"the source {what}")
         if isinstance(message, stage_pb2.RunInputEnd):
             source.ended = True
             if message.count != source.next:
-                raise OmniError(Reason.COUNT_MISMATCH, f"{edge}: {message.count} outputs were made, {source.next} came")
+                what = f"{message.count} outputs were made, {source.next} came"
+                raise self._wrong(Reason.COUNT_MISMATCH, key, what)
         else:
             if message.range.first != source.next or not message.range.count:
-                raise OmniError(
-                    Reason.SEQUENCE_BROKEN, f"{edge}: number {source.next} was to come, {message.range.first} came"
-                )
+                what = f"number {source.next} was to come, {message.range.first} came"
+                raise self._wrong(Reason.SEQUENCE_BROKEN, key, what)
             source.next += message.range.count
+
+    def _wrong(self, reason: Reason, source: tuple[str, str], what: str) -> OmniError:
+        stage, role = source
+        return OmniError(reason, f"edge {stage}{f'[{role}]' if role else ''}->{self._host.spec.stage}: {what}")
 
     def _feed(self) -> None:
         """Hands over as far as tensors can be had at once; fetches the others."""

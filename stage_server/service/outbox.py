@@ -117,8 +117,10 @@ class Outbox:
             wire += _FIELD_BYTES + each.ByteSize()
         for piece in output.media:
             wire += _PIECE_BYTES + len(piece.data) + len(piece.mime_type)
-        for tensor in output.tensors.values():
+        for name, tensor in output.tensors.items():
             tensors += tensor.nbytes
+            if self._entries:  # It may wait for long.
+                output.tensors[name] = _own(tensor)
         self._entries.append(_Entry(output, wire, tensors))
         self.size += _ENTRY_BYTES + wire
         self.tensor_bytes += tensors
@@ -167,6 +169,11 @@ def _joins(parts: list[torch.Tensor] | None, tensor: torch.Tensor) -> bool:
         return True
     last = parts[-1]
     return tensor.ndim > 0 and last.dtype == tensor.dtype and last.ndim > 0 and last.shape[1:] == tensor.shape[1:]
+
+
+def _own(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor without the rest of what it is a part of: a step makes one for all its runs."""
+    return tensor if tensor.untyped_storage().nbytes() <= 2 * tensor.nbytes else tensor.clone()
 
 
 def _outline(parts: list[torch.Tensor]) -> torch.Tensor:

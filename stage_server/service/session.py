@@ -257,6 +257,7 @@ class Session:
 
     def _let_go(self, run: SessionRun) -> None:
         """Ends a cancelled or broken run: at once when its engine has finished already, else when the engine has."""
+        run.inbox.close()
         if run.finished is None:
             self._host.engine.cancel(run.id)
             return

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Generic
 
-import structlog
 import torch
 
+from omni.rpc import logs
 from omni.rpc.errors import OmniError, Reason
 from omni.v1 import content_pb2
 from stage_server.engines.ar.cache import SlotCache
@@ -27,7 +27,7 @@ from stage_server.engines.base import Deliver, Event, Failed, Feed, Finished, Lo
 from stage_server.engines.errors import as_error
 from stage_server.engines.thread import EngineThread
 
-log = structlog.get_logger(__name__)
+_log = logs.get(__name__)
 
 
 class ArEngine(Generic[StateT]):
@@ -96,7 +96,7 @@ class ArEngine(Generic[StateT]):
             self._work()
         except Exception as error:
             self._idle = False
-            log.exception("an engine turn failed, and its runs with it")
+            _log.exception("an engine turn failed, and its runs with it")
             for entry in list(self._running):
                 self._fail(entry, error)
         if self._events:
@@ -208,7 +208,7 @@ class ArEngine(Generic[StateT]):
             if len(slices) == 1:
                 self._fail(entries[0], error)
                 return
-            log.warning("a step failed, its runs are stepped one by one", error=repr(error))
+            _log.warning("a step failed, its runs are stepped one by one", error=repr(error))
             for part in slices:
                 self._step([Slice(part.state, part.start, part.stop, 0)])
             return

@@ -10,8 +10,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any, Generic
 
-import structlog
-
+from omni.rpc import logs
 from omni.rpc.errors import OmniError, Reason
 from omni.v1 import content_pb2
 from stage_server.engines.base import Deliver, Event, Failed, Feed, Finished, Load, Output, Run
@@ -27,7 +26,7 @@ from stage_server.output.pool import EncodePool
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-log = structlog.get_logger(__name__)
+_log = logs.get(__name__)
 
 
 class DiffusionEngine(Generic[ConditioningT, SampleT]):

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Generic
 
 import numpy as np
-import structlog
 import torch
 
+from omni.rpc import logs
 from omni.rpc.errors import OmniError, Reason
 from omni.v1 import config_pb2, content_pb2
 from stage_server.engines.arguments import Arguments
@@ -30,7 +30,7 @@ from stage_server.output.pool import EncodePool
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-log = structlog.get_logger(__name__)
+_log = logs.get(__name__)
 
 STEPS_AHEAD = 4
 """Steps that may wait for the encoder; then the engine waits for it."""
@@ -153,7 +153,7 @@ class GenerationEngine(Generic[StateT]):
         try:
             self._work()
         except Exception as error:
-            log.exception("engine step failed")
+            _log.exception("engine step failed")
             for entry in list(self._running):
                 self._fail(entry, error)
         if self._made:
@@ -230,7 +230,7 @@ class GenerationEngine(Generic[StateT]):
             if len(rows) == 1:
                 self._fail(entries[0], error)
                 return
-            log.warning("a step failed, its runs are decoded one by one", error=repr(error))
+            _log.warning("a step failed, its runs are decoded one by one", error=repr(error))
             for row in rows:
                 try:
                     self._decode([row])
@@ -279,7 +279,7 @@ class GenerationEngine(Generic[StateT]):
                 events.extend(_events(voice, samples, event))
             except Exception as error:
                 voice.failed = True
-                log.exception("encoding failed", run=event.run)
+                _log.exception("encoding failed", run=event.run)
                 message = f"the sound could not be encoded: {type(error).__name__}"
                 events.append(Failed(event.run, OmniError(Reason.STAGE_FAILED, message)))
                 self._thread.put(lambda run=event.run: self._cancel(run))

@@ -117,3 +117,13 @@ def test_tensors_that_cannot_be_joined_go_out_one_after_the_other() -> None:
     while outbox.count:
         came += [tuple(tensor.shape) for tensor in take(outbox, 1 << 20)[0].joined()]
     assert came == [(3, 2), (1, 3), ()]
+
+
+def test_what_waits_keeps_no_more_memory_than_its_own_rows() -> None:
+    outbox = Outbox()
+    for _ in range(4):
+        step = torch.rand(512, 8)
+        outbox.put(Output(1, tensors={"rows": step[3:4]}))
+    kept = [entry.output.tensors["rows"] for entry in outbox._entries]
+    assert all(rows.untyped_storage().nbytes() == rows.nbytes for rows in kept[1:])
+    assert outbox.tensor_bytes == 4 * 8 * 4

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
 from types import SimpleNamespace
 
@@ -327,6 +328,28 @@ async def test_an_input_out_of_order_or_out_of_reach_fails_its_run_alone(
         assert error.reason is wrong
         assert says in error.message
         assert output.output.payload.text == "a"
+
+
+@pytest.mark.parametrize("how", ["cancel", "close"])
+async def test_a_run_that_is_over_waits_for_no_tensor_any_more(how: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        target = f"127.0.0.1:{silent.getsockname()[1]}"
+        handle = tensor_pb2.TensorHandle(
+            owner="m/a/0", epoch=3, lease=1, size=4, shape=[4], dtype=tensor_pb2.ELEMENT_TYPE_UINT8
+        )
+        async with asyncio.timeout(20), stand() as at:
+            at.session.receive((), {}, (), [tensor_pb2.ReplicaAddress(replica="m/a/0", epoch=3, target=target)])
+            run = at.start(sources=[SOURCE])
+            await at.take()
+            at.receive(given(0, handle=handle))
+            await asyncio.to_thread(silent.accept)
+            if how == "cancel":
+                at.receive(cancel())
+                await at.step(let_go(run))
+                assert (await at.events())[-1].finished.reason == CANCEL
+            else:
+                at.session.close()
+        assert not at.engine.feeds
 
 
 async def test_a_run_whose_time_is_up_fails_with_the_deadline() -> None:
