@@ -149,6 +149,17 @@ def test_a_seed_gives_the_same_sound_whatever_else_runs(driver: Driver, spoken: 
     assert all(seen.tensor("codes").equal(alone) for seen in together)
 
 
+def test_a_talker_told_to_ignore_its_end_says_only_what_can_be_heard(driver: Driver, spoken: dict[str, Spoken]) -> None:
+    count = len(spoken["text"].codes) + 30
+    run = driver.submit(talker_run(ignore_eos=True, max_tokens=count))
+    feed_text(driver, run, spoken["text"])
+    seen = driver.result(run)
+    codes = seen.tensor("codes")
+    assert len(codes) == count - 1  # as with transformers: of the last token no frame is made
+    assert int(codes.max()) < reference_model().config.code2wav_config.codebook_size
+    assert seen.finished.reason == content_pb2.FINISH_REASON_LENGTH
+
+
 def test_an_unknown_voice_is_refused_with_those_there_are(driver: Driver) -> None:
     run = talker_run()
     run.params.voice = "nobody"

@@ -21,7 +21,7 @@ from stage_server.device import device
 from stage_server.engines.ar import attention, settings
 from stage_server.engines.ar.decoder import Decoder, DecodeState, Geometry, Slice, last_rows, pack_positions
 from stage_server.engines.ar.engine import ArEngine
-from stage_server.engines.ar.sampling import Sampling
+from stage_server.engines.ar.sampling import UNBOUNDED, Sampling
 from stage_server.engines.arguments import Arguments, refuse_unused
 from stage_server.models.qwen3_omni.checkpoint import load_part, read_config, read_rows
 from stage_server.models.qwen3_omni.talker_codes import CodePredictor
@@ -137,6 +137,11 @@ class Talker(Decoder[TalkerState]):
 
     def prepare(self, run: Run) -> TalkerState:
         sampling = Sampling.of(run.params.sampling, DEFAULTS, frozenset([self._end]))
+        if (
+            self._end not in sampling.stop_ids
+        ):  # Ignored: it is no sound that the next stage could make, so never drawn.
+            sampling.stop_ids |= {self._end}
+            sampling.min_tokens = UNBOUNDED
         voices = self._config.talker_config.speaker_id
         speaker = voices[run.params.voice.lower()] if run.params.HasField("voice") else next(iter(voices.values()))
         return TalkerState(run, sampling, further=_further(run, sampling), speaker=speaker)
