@@ -172,7 +172,7 @@ class Session:
             try:
                 self._send(run)
             except Exception as error:
-                self._fault(run, "its output could not be sent", error)
+                self.fail(run, error, "its output could not be sent")
         message = self.replies.take()
         if self._ready:
             self.replies.wake()
@@ -204,7 +204,7 @@ class Session:
                 [(each.stage, each.role) for each in start.sources],
                 self._tasks,
                 addresses=self._addresses,
-                fail=lambda what, error: self._fault(run, what, error),
+                fail=lambda what, error: self.fail(run, error, what),
                 taken=lambda message: self._taken(run, message),
             ),
         )
@@ -245,15 +245,12 @@ class Session:
         else:
             self.fail(run, OmniError(Reason.DEADLINE, "the time of the request has passed"))
 
-    def fail(self, run: SessionRun, error: OmniError) -> None:
-        """Fails a run; it ends when the engine has let go of it."""
+    def fail(self, run: SessionRun, error: Exception, what: str = "") -> None:
+        """Fails a run that is not over, for whatever went wrong with it (`what`); it ends when the engine has let go.
+        No fault of one run ends the others of its stream."""
         if run.error is None and not run.cancelled and run.number in self._runs:
-            run.error = self._located(error, run)
+            run.error = self._located(meant(run, what, error), run)
             self._let_go(run)
-
-    def _fault(self, run: SessionRun, what: str, error: Exception) -> None:
-        """Fails a run for whatever went wrong with it: no fault of one run ends the others of its stream."""
-        self.fail(run, meant(run, what, error))
 
     def _let_go(self, run: SessionRun) -> None:
         """Ends a cancelled or broken run: at once when its engine has finished already, else when the engine has."""
@@ -367,7 +364,7 @@ class Session:
             if not filled:
                 self.fail(run, lost(handles[0]))
         except Exception as error:
-            self._fault(run, "its tensors could not be published", error)
+            self.fail(run, error, "its tensors could not be published")
         finally:
             run.publishing = False
         if filled and run.number in self._runs and not (self._closed or run.cancelled or run.error is not None):

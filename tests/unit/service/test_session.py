@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from scripted import ARENA, let_go, rows, stand, stopped, text
+from structlog.testing import capture_logs
 
 from omni.rpc.errors import FieldViolation, OmniError, Reason, invalid
 from omni.v1 import content_pb2, stage_pb2, tensor_pb2
@@ -384,6 +385,21 @@ async def test_a_cancel_that_came_while_the_process_stood_still_comes_before_the
         await at.step(let_go(at.engine.runs[0].id))
         assert (await at.events())[-1].finished.reason == CANCEL
         assert at.host.load().failed_runs == 0
+
+
+async def test_what_goes_wrong_with_a_run_that_is_over_is_no_news() -> None:
+    async with stand() as at:
+        run = at.start()
+        await at.take()
+        over = at.session._runs[1]
+        at.receive(cancel())
+        with capture_logs() as said:
+            at.session.fail(over, ValueError("late"), "its tensors could not be published")
+            await at.step(let_go(run))
+            at.session.fail(over, ValueError("later still"), "its tensors could not be published")
+        assert not said
+        [finished] = await at.events()
+        assert finished.finished.reason == CANCEL
 
 
 async def test_commands_for_runs_that_are_not_there_are_no_fault() -> None:
