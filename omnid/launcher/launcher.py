@@ -11,7 +11,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from omni.rpc import logs
 from omnid.launcher.failure import ProcessFailedError
@@ -102,7 +102,7 @@ class Launcher:
                 raise ProcessFailedError(message, status)
             if time.monotonic() - began > _STEADY_SECONDS:
                 backoff = _FIRST_BACKOFF
-            _log.warning("process ended", name=plan.name, how=_how(status), starts_again_in=backoff)
+            _log.warning("process_ended", name=plan.name, how=_how(status), starts_again_in=backoff)
             await asyncio.sleep(backoff)
             backoff = min(2 * backoff, _LONGEST_BACKOFF)
 
@@ -139,8 +139,11 @@ class Launcher:
         self._echo(line)
 
     def _serves(self, kept: _Kept, line: str, ready: Callable[[str], None]) -> None:
+        address = json.loads(line)["http"]
+        if not kept.was_ready:  # Its later lives listen there too, whatever port it was told: clients know this one.
+            kept.plan = replace(kept.plan, arguments=(*kept.plan.arguments, "--listen", address))
         kept.was_ready = True
-        ready(json.loads(line)["http"])
+        ready(address)
 
     async def _read_lines(self, descriptor: int, take: Callable[[str], None]) -> None:
         reader = asyncio.StreamReader(limit=1 << 20)
