@@ -85,6 +85,8 @@ class StageServer:
         """What health says may be another."""
         self._spec: config_pb2.StageSpec | None = None
         self._joined = False
+        self._away = ""
+        """Why the coordinator is away, as far as that was said."""
         self._leaving = False
         self._arena: Arena | None = None
         self._reader: Reader | None = None
@@ -135,7 +137,9 @@ class StageServer:
                     meant = OmniError.from_rpc_error(error)
                     if meant.reason in _FINAL:
                         raise meant from error
-                    _log.warning("coordinator is away", error=meant.message, retry_seconds=backoff)
+                    if meant.message != self._away:
+                        self._away = meant.message
+                        _log.warning("coordinator is away", coordinator=self._options.coordinator, error=self._away)
                 if self._leaving:
                     return
                 if time.monotonic() - began > _LONGEST_BACKOFF:
@@ -151,18 +155,19 @@ class StageServer:
             OmniError: when the coordinator wants another stage built than this process holds.
         """
         options = self._options
-        call = cluster_pb2_grpc.ClusterServiceStub(channel).Join(wait_for_ready=True)
+        call = cluster_pb2_grpc.ClusterServiceStub(channel).Join()
         hello = cluster_pb2.ReplicaHello(
             model=options.model, stage=options.stage, index=options.index, address=self._address, pid=os.getpid()
         )
         reporter: asyncio.Task[None] | None = None
         try:
-            await call.write(cluster_pb2.JoinRequest(hello=hello))
+            with contextlib.suppress(asyncio.InvalidStateError):  # It has ended already: reading says why.
+                await call.write(cluster_pb2.JoinRequest(hello=hello))
             answer = await call.read()
             if isinstance(answer, cluster_pb2.JoinResponse):
                 self._take_spec(answer.spec, tasks)
                 reporter = asyncio.create_task(self._report(call, answer.report_interval))
-                self._joined = True
+                self._joined, self._away = True, ""
                 await call.read()  # Nothing follows: this returns when the stream ends.
         finally:
             self._joined = False

@@ -64,6 +64,33 @@ async def test_stage_servers_join_a_coordinator_that_was_restarted(tmp_path: Pat
         await daemon.stop()
 
 
+async def test_a_stage_server_says_that_its_coordinator_is_away_and_joins_it_when_it_comes(tmp_path: Path) -> None:
+    (tmp_path / "deploy.yaml").write_text(DEPLOY)
+    pipelines = resolve(load_deploy(str(tmp_path / "deploy.yaml")))
+    daemon = Daemon(pipelines, listen="127.0.0.1:0")
+    target = (await daemon.start()).grpc
+    await daemon.stop()
+    server = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "stage_server.server", "--coordinator", target, "--model", "chain", "--stage", "a"),
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        assert server.stderr is not None
+        async with asyncio.timeout(60):
+            line = (await server.stderr.readline()).decode()
+            assert "coordinator is away" in line
+            assert target in line
+            daemon = Daemon(pipelines, listen=target)
+            await daemon.start()
+            assert "ready" in (await server.stderr.readline()).decode(), "the same is not said again"
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            server.terminate()
+        assert await server.wait() == 0
+        await daemon.stop()
+
+
 async def test_a_coordinator_that_stood_still_finds_the_reports_of_its_replicas(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
