@@ -192,9 +192,11 @@ def test_an_engine_is_busy_while_it_prepares_or_steps_and_not_while_runs_wait_fo
     driver = Driver(engine)
     assert mailbox.waited_at.wait(30)
     assert not engine.load().busy
+    mailbox.waited_at.clear()
     decoder.gate = threading.Event()
     waiting = driver.submit(run_of(None, max_tokens=5))
     assert decoder.preparing.acquire(timeout=30)
+    assert mailbox.waited_at.wait(30)
     assert driver.engine.load().busy
     decoder.step_gate = threading.Event()
     decoder.gate.set()
