@@ -16,6 +16,8 @@ import numpy as np
 import torch
 from transformers import Cache
 
+from omni.rpc.errors import OmniError, Reason
+
 if TYPE_CHECKING:
     from stage_server.engines.ar.decoder import Geometry
 
@@ -112,12 +114,25 @@ class SlotCache(Cache):
     """Cache of all runs. `begin` says what the next forward puts through."""
 
     def __init__(self, geometry: Geometry, slots: int) -> None:
+        """For at most `slots` runs at a time.
+
+        Raises:
+            OmniError: STAGE_FAILED, when there is no memory for it, with what to lower.
+        """
         super().__init__(layers=[])
         self.geometry = geometry
         self._length = geometry.max_length + SPREAD
         shape = (slots, geometry.kv_heads, self._length, geometry.head_dim)
-        self._keys = [_zeros(shape, geometry) for _ in range(geometry.layers)]
-        self._values = [_zeros(shape, geometry) for _ in range(geometry.layers)]
+        try:
+            self._keys = [_zeros(shape, geometry) for _ in range(geometry.layers)]
+            self._values = [_zeros(shape, geometry) for _ in range(geometry.layers)]
+        except (MemoryError, torch.OutOfMemoryError) as error:
+            size = 2 * geometry.layers * math.prod(shape) * geometry.dtype.itemsize
+            message = (
+                f"no memory on {geometry.device} for the KV cache of {size} bytes: {slots} runs (`max_running`) of"
+                f" {geometry.max_length} positions (`engine.max_length`); lower one of them"
+            )
+            raise OmniError(Reason.STAGE_FAILED, message) from error
         self._owners: list[int] = []
         self._capacity = slots
         self._step: StepLayout | None = None

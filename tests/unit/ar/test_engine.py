@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from omni.rpc.errors import Reason
+from omni.rpc.errors import OmniError, Reason
 from omni.v1 import content_pb2
+from stage_server.engines.ar.cache import SlotCache
+from stage_server.engines.ar.decoder import Geometry
 from stage_server.engines.ar.engine import ArEngine
 from stage_server.engines.base import Feed, Output, Run
 from tests.parity.driver import Driver, run_of
@@ -302,3 +304,12 @@ def test_stop_drops_what_is_at_work(decoder: CountingDecoder) -> None:
 def test_a_run_carries_the_time_that_it_waited(driver: Driver) -> None:
     run: Run = run_of([1], max_tokens=1)
     assert 0 < driver.result(driver.submit(run)).finished.queued < 30
+
+
+def test_a_cache_that_no_memory_holds_is_refused_with_what_to_lower() -> None:
+    geometry = Geometry(2, 4, 64, 1 << 38, torch.float32, torch.device("cpu"))
+    with pytest.raises(
+        OmniError, match=r"32 runs \(`max_running`\) of 274877906944 positions .* lower one"
+    ) as refused:
+        SlotCache(geometry, 32)
+    assert refused.value.reason is Reason.STAGE_FAILED
