@@ -64,7 +64,9 @@ class _EdgeModeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_EdgeMode.Val
     EDGE_MODE_STREAM: _EdgeMode.ValueType  # 1
     """With the first chunk."""
     EDGE_MODE_END: _EdgeMode.ValueType  # 2
-    """When every producer run of every edge of this mode has finished."""
+    """When every producer run of every edge of this mode has finished. Until then what they publish stays in their arenas,
+    which must have room for all of it.
+    """
 
 class EdgeMode(_EdgeMode, metaclass=_EdgeModeEnumTypeWrapper):
     """When the consumer of an edge starts."""
@@ -73,7 +75,9 @@ EDGE_MODE_UNSPECIFIED: EdgeMode.ValueType  # 0
 EDGE_MODE_STREAM: EdgeMode.ValueType  # 1
 """With the first chunk."""
 EDGE_MODE_END: EdgeMode.ValueType  # 2
-"""When every producer run of every edge of this mode has finished."""
+"""When every producer run of every edge of this mode has finished. Until then what they publish stays in their arenas,
+which must have room for all of it.
+"""
 Global___EdgeMode: _TypeAlias = EdgeMode  # noqa: Y015
 
 class _MediaFormat:
