@@ -76,6 +76,7 @@ def up(
     log_level: LogLevel = "INFO",
 ) -> None:
     """Starts a whole cluster on this host, gateway included, and keeps it alive."""
+    from omni.rpc import logs
     from omnid.launcher.deployment import prepare
     from omnid.launcher.local import local_cluster
 
@@ -95,7 +96,7 @@ def up(
                 logs=("--log-format", log_format, "--log-level", log_level),
             ) as cluster:
                 for command in cluster.waits_for:
-                    typer.echo(f"waiting for another host to run: {command}", err=True)
+                    logs.say(f"waiting for another host to run: {command}")
                 ready = asyncio.ensure_future(cluster.ready(ready_timeout))
                 await asyncio.wait((stopped, ready), return_when=asyncio.FIRST_COMPLETED)
                 if stopped.done():
@@ -103,7 +104,7 @@ def up(
                     return
                 await ready
                 _announce(ready_fd, {"grpc": cluster.grpc, "http": cluster.http, "metrics": cluster.metrics})
-                typer.echo(f"ready: gRPC {cluster.grpc}" + (f", HTTP {cluster.http}" if cluster.http else ""), err=True)
+                logs.say(f"ready: gRPC {cluster.grpc}" + (f", HTTP {cluster.http}" if cluster.http else ""))
                 await stopped
 
         with listening(config, http=http, grpc=grpc, metrics=None):
@@ -277,6 +278,7 @@ def resolve_command(deploy: Deploy, overrides: Set = None) -> None:
 def validate_command(deploy: Deploy, overrides: Set = None) -> None:
     """Checks a deployment; exit status 2 with what is wrong, and where. What other hosts or stage servers have to
     know is told as a warning or a note."""
+    from omni.rpc import logs
     from omnid.config import absent_checkpoints, load_deploy, override, resolve, unread_arguments
 
     with plain_errors():
@@ -284,9 +286,9 @@ def validate_command(deploy: Deploy, overrides: Set = None) -> None:
         resolved = resolve(config)
         config.tls_files()
         for problem in absent_checkpoints(config, resolved).values():
-            typer.echo(f"warning: {problem}", err=True)
+            logs.say(f"warning: {problem}")
         for problem in unread_arguments(config):
-            typer.echo(f"note: {problem}", err=True)
+            logs.say(f"note: {problem}")
         typer.echo(f"{deploy}: {len(resolved)} model(s), {sum(len(each.stages) for each in resolved)} stages, good")
 
 

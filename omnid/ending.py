@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 @contextlib.contextmanager
 def plain_errors() -> Iterator[None]:
     """Errors that a person can mend, without a traceback: exit status 2 for what was written wrongly, else 1."""
+    from omni.rpc import logs
     from omni.rpc.errors import OmniError
     from omnid.config import ConfigError
     from omnid.launcher.failure import BAD_OPTIONS, ProcessFailedError
@@ -25,7 +26,7 @@ def plain_errors() -> Iterator[None]:
     try:
         yield
     except (ConfigError, ProcessFailedError, OmniError, OSError) as error:
-        typer.echo(f"omnid: {error}", err=True)
+        logs.say(f"omnid: {error}")
         bad = isinstance(error, ConfigError) or (isinstance(error, ProcessFailedError) and error.status == BAD_OPTIONS)
         raise typer.Exit(BAD_OPTIONS if bad else 1) from None
 

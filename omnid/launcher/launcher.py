@@ -7,7 +7,6 @@ import contextlib
 import json
 import os
 import signal
-import sys
 import time
 from collections import deque
 from collections.abc import Callable
@@ -52,7 +51,7 @@ class Launcher:
     ) -> None:
         self._plan = plan
         self._was_ready = was_ready
-        self._echo = echo or (lambda line: print(line, file=sys.stderr, flush=True))
+        self._echo = echo or logs.say
         self._kept: dict[str, _Kept] = {}
         self._spawner = Spawner(plan.preload, plan.env)
         self._stopping = False

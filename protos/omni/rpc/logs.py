@@ -1,5 +1,6 @@
 """Structured logs: one line an event, with the request id, for people (console) or for machines (json)."""
 
+import contextlib
 import logging
 import sys
 from typing import Any, Literal, TextIO, get_args
@@ -70,3 +71,10 @@ def get(name: str) -> structlog.stdlib.BoundLogger:
     """The logger of a module; `name` is its ``__name__``."""
     logger: structlog.stdlib.BoundLogger = structlog.get_logger(name)
     return logger
+
+
+def say(line: str) -> None:
+    """Writes a line to stderr as it is, among the logs. Like a log line that cannot be written, for a disk is full or
+    nobody reads any more, it is lost, and whoever says it goes on."""
+    with contextlib.suppress(OSError):
+        print(line, file=sys.stderr, flush=True)
