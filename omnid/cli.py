@@ -13,6 +13,7 @@ import typer
 
 from omnid import options
 from omnid.ending import listening, plain_errors, unless_stopped, until_stopped
+from omnid.saving import save, writable_folder
 
 if TYPE_CHECKING:
     from omni.rpc.tls import ClientTls
@@ -158,9 +159,9 @@ def generate(
         list[str] | None,
         typer.Option("--output", "-o", help="text, audio, image; repeatable", callback=options.modalities),
     ] = None,
-    save: Annotated[Path, typer.Option(help="folder for sound and pictures", callback=options.writable_folder)] = Path(
-        "out"
-    ),
+    folder: Annotated[
+        Path, typer.Option("--save", help="folder for sound and pictures", callback=writable_folder)
+    ] = Path("out"),
     tls_from: TlsFrom = None,
 ) -> None:
     """Asks a running cluster; text is printed as it comes, files are saved."""
@@ -183,10 +184,9 @@ def generate(
                 typer.echo(each.text, nl=False)
         typer.echo()
         for index, artifact in enumerate(made.artifacts):
-            save.mkdir(parents=True, exist_ok=True)
             kind = artifact.mime_type.partition("/")[2].partition(";")[0] or "bin"
-            path = save / f"{made.request_id}-{index}.{kind}"
-            path.write_bytes(artifact.data)
+            path = folder / f"{made.request_id}-{index}.{kind}"
+            save(path, artifact.data)
             typer.echo(f"{artifact.modality}: {path}")
 
     with plain_errors():
@@ -195,7 +195,7 @@ def generate(
 
 @app.command()
 def demo(
-    out: Annotated[Path, typer.Option(help="folder for the answers", callback=options.writable_folder)] = Path("out"),
+    out: Annotated[Path, typer.Option(help="folder for the answers", callback=writable_folder)] = Path("out"),
     deploy: Annotated[str, typer.Option(help="a deployment that serves tiny-omni and tiny-image")] = "demo",
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="shows what the processes say")] = False,
 ) -> None:

@@ -25,6 +25,7 @@ from omni.v1 import config_pb2, stage_pb2, stage_pb2_grpc
 from omnid.config import ConfigError, DeployConfig
 from omnid.launcher.deployment import prepare
 from omnid.launcher.local import LocalCluster, local_cluster
+from omnid.saving import save
 
 TALKS, DRAWS = "tiny-omni", "tiny-image"
 """Models of the deployment."""
@@ -150,20 +151,21 @@ def _seconds(answer: Spoken) -> float:
 
 
 def _save(out: Path, spoken: Spoken, picture: bytes) -> None:
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "answer.txt").write_text(spoken.text + "\n")
-    _write_wav(out / "answer.wav", bytes(spoken.sound))
-    (out / "picture.png").write_bytes(picture)
+    save(out / "answer.txt", f"{spoken.text}\n".encode())
+    save(out / "answer.wav", _wav(spoken.sound))
+    save(out / "picture.png", picture)
 
 
-def _write_wav(path: Path, pcm: bytes) -> None:
+def _wav(pcm: bytes | bytearray) -> bytes:
     import wave
 
-    with wave.open(str(path), "wb") as file:
+    made = io.BytesIO()
+    with wave.open(made, "wb") as file:
         file.setnchannels(1)
         file.setsampwidth(2)
         file.setframerate(SAMPLE_RATE)
         file.writeframes(pcm)
+    return made.getvalue()
 
 
 def _times(answer: Spoken, picture: float) -> Table:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import tempfile
 from collections.abc import Callable
-from pathlib import Path
 from typing import TypeVar
 
 import typer
@@ -24,25 +21,6 @@ def address(text: str | None) -> str | None:
 def writable_descriptor(number: int | None) -> int | None:
     """A descriptor that whoever started this process has opened for writing."""
     return _checked(command.writable_descriptor, number)
-
-
-def writable_folder(path: Path) -> Path:
-    """A folder that files can be saved in, or that can be made. None is left behind that was not there before."""
-    made: list[Path] = []
-    try:
-        for each in reversed([path, *path.parents]):
-            if not each.exists():
-                each.mkdir()
-                made.append(each)
-        with tempfile.TemporaryFile(dir=path):
-            pass
-    except OSError as error:
-        raise typer.BadParameter(f"must be a folder that can be written, got {str(path)!r}: {error.strerror}") from None
-    finally:
-        for each in reversed(made):
-            with contextlib.suppress(OSError):
-                each.rmdir()
-    return path
 
 
 def modalities(names: list[str] | None) -> list[str] | None:

@@ -29,17 +29,17 @@ READY_SECONDS = 60
 class Up:
     """A running ``omnid up``."""
 
-    def __init__(self, folder: Path, engine: str = "{}") -> None:
+    def __init__(self, folder: Path, engine: str = "{}", logs: int = subprocess.PIPE, level: str = "ERROR") -> None:
         path = folder / "deploy.yaml"
         path.write_text(DEPLOY % engine)
         reading, writing = os.pipe()
         self.process = subprocess.Popen(
             [
                 *(sys.executable, "-m", "omnid.cli", "up", str(path), "--grpc", "127.0.0.1:0"),
-                *("--http", "127.0.0.1:0", "--ready-fd", str(writing), "--log-level", "ERROR"),
+                *("--http", "127.0.0.1:0", "--ready-fd", str(writing), "--log-level", level),
             ],
             pass_fds=[writing],
-            stderr=subprocess.PIPE,
+            stderr=logs,
             text=True,
         )
         os.close(writing)
@@ -121,6 +121,17 @@ def test_a_killed_nursery_takes_its_children_with_it_and_all_are_started_again(u
     while time.monotonic() < until and len(up.tree()) < len(before):
         time.sleep(0.1)
     assert len(up.tree()) == len(before)
+
+
+def test_a_full_disk_under_the_logs_ends_nothing(tmp_path: Path) -> None:
+    with Path("/dev/full").open("wb") as full:
+        started = Up(tmp_path, logs=full.fileno(), level="DEBUG")
+    try:
+        assert started.answers()
+        started.process.send_signal(signal.SIGTERM)
+        assert started.process.wait(10) == 0
+    finally:
+        started.close()
 
 
 def test_nothing_outlives_omnid_itself_when_it_is_killed(up: Up) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import socket
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from omnid.cli import app
+from omnid.saving import save
 
 NOWHERE = "127.0.0.1:1"
 """Nothing listens there."""
@@ -69,6 +71,18 @@ def test_a_folder_for_answers_is_tried_before_anything_is_asked_and_none_is_left
     tried = omnid("generate", "m", "hi", "--save", str(tmp_path / "a" / "b"), "--target", NOWHERE)
     assert tried.exit_code == 1, "it gets as far as the coordinator"
     assert [each.name for each in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_file_that_does_not_fit_is_named_and_nothing_of_it_is_left(tmp_path: Path) -> None:
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limit[1]))
+    try:
+        save(tmp_path / "a" / "fits", b"x" * 1000)
+        with pytest.raises(OSError, match=f"File too large: '{tmp_path}/a/long'"):
+            save(tmp_path / "a" / "long", b"x" * 1001)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    assert [each.name for each in (tmp_path / "a").iterdir()] == ["fits"]
 
 
 def test_the_demo_refuses_a_deployment_that_serves_other_models() -> None:
