@@ -308,8 +308,6 @@ def test_a_run_carries_the_time_that_it_waited(driver: Driver) -> None:
 
 def test_a_cache_that_no_memory_holds_is_refused_with_what_to_lower() -> None:
     geometry = Geometry(2, 4, 64, 1 << 38, torch.float32, torch.device("cpu"))
-    with pytest.raises(
-        OmniError, match=r"32 runs \(`max_running`\) of 274877906944 positions .* lower one"
-    ) as refused:
+    with pytest.raises(OmniError, match=r"32 runs \(`max_running`\) of 274877906944 positions .* lower one") as refused:
         SlotCache(geometry, 32)
     assert refused.value.reason is Reason.STAGE_FAILED
