@@ -169,14 +169,13 @@ class ArEngine(Generic[StateT]):
         else:
             try:
                 self._decoder.feed(entry.state, feed)
-            except Exception as error:
-                self._fail(entry, error)
-            else:
-                if self._fits(entry) and entry.ready_state.finished:
-                    self._decoder.ended(entry.ready_state)
-                    if tensors := collect(entry.ready_state):
+                if self._fits(entry) and entry.state.finished:
+                    self._decoder.ended(entry.state)
+                    if tensors := collect(entry.state):
                         self._events.append(Output(run, tensors=tensors))
                     self._finish(entry, content_pb2.FINISH_REASON_STOP)
+            except Exception as error:
+                self._fail(entry, error)
 
     def _cancel(self, run: int) -> None:
         entry = self._entries.get(run)

@@ -33,6 +33,7 @@ class CountingDecoder(Decoder[CountState]):
         self.forwards: list[list[tuple[int, int, int]]] = []
         self.fail_forward: set[int] = set()
         self.fail_sampled: set[int] = set()
+        self.fail_ended: set[int] = set()
         self.spoil: set[int] = set()
         self.gate: threading.Event | None = None
         """When set, preparation waits for it."""
@@ -116,6 +117,8 @@ class CountingDecoder(Decoder[CountState]):
                 state.finished = True
 
     def ended(self, state: CountState) -> None:
+        if state.run.id in self.fail_ended:
+            raise RuntimeError("what was held back is lost")
         state.publish("last", torch.tensor([len(state.tokens)]))
 
 

@@ -113,6 +113,17 @@ def test_a_run_whose_source_ends_without_input_ends_with_what_was_held_back(driv
     assert int(seen.tensor("last")) == 0
 
 
+def test_a_run_that_cannot_give_what_it_held_back_fails_alone(driver: Driver, decoder: CountingDecoder) -> None:
+    bad = run_of(None)
+    decoder.fail_ended.add(bad.id)
+    good = driver.submit(run_of([2], max_tokens=40))
+    driver.submit(bad)
+    driver.engine.feed(bad.id, Feed("a", "", end=True))
+    assert driver.result(bad.id).failed.error.reason == Reason.STAGE_FAILED
+    driver.result(good)
+    assert drawn(decoder, good, 1) == expected([2], 39)
+
+
 def test_input_that_comes_before_the_state_is_kept(driver: Driver, decoder: CountingDecoder) -> None:
     decoder.gate = threading.Event()
     run = driver.submit(run_of(None, max_tokens=1))
