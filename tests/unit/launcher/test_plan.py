@@ -37,14 +37,14 @@ def test_a_replica_sees_its_own_devices_and_keeps_to_one_thread_on_the_cpu_which
 ) -> None:
     pipeline = two_hosts()
     pipeline.placements[0].devices[0] = device
-    [process] = plan_stages([pipeline], "127.0.0.1:7070").here
+    [process] = plan_stages([pipeline], Door("127.0.0.1:7070")).here
     assert dict(process.env) == {"CUDA_VISIBLE_DEVICES": seen, "OMP_NUM_THREADS": "1"}
 
 
 def test_threads_that_the_deployment_asks_for_go_before() -> None:
     pipeline = two_hosts()
     pipeline.placements[0].env["OMP_NUM_THREADS"] = "4"
-    [process] = plan_stages([pipeline], "127.0.0.1:7070").here
+    [process] = plan_stages([pipeline], Door("127.0.0.1:7070")).here
     assert process.env["OMP_NUM_THREADS"] == "4"
 
 
