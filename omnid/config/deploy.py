@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import stat
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -10,7 +11,7 @@ from pydantic import AfterValidator, Field, PrivateAttr
 from omni.rpc.address import check_address
 from omni.rpc.tls import TlsFiles, channel_credentials
 from omnid.config.contract import DiffusionSection, FormatName, SamplingSection
-from omnid.config.document import Document
+from omnid.config.document import Document, locate
 from omnid.config.errors import ConfigError
 from omnid.config.section import Arguments, ByteCount, Count, ModelName, Name, Seconds, Section
 
@@ -72,14 +73,14 @@ class StageSettings(Section):
     stall: Seconds | None = None
     """Work and no step for this long: unhealthy."""
     bounds: BoundsSection = Field(default_factory=BoundsSection)
-    env: dict[str, str] = Field(default_factory=dict)
+    env: dict[Annotated[str, Field(pattern=r"^[^=]+$")], str] = Field(default_factory=dict)
 
 
 class StageSection(StageSettings):
     replicas: Annotated[int, Field(ge=1, le=1024)] = 1
     devices: Annotated[list[Device], Field(min_length=1)] = Field(default_factory=lambda: ["cpu"])
     """Of each replica, in turn."""
-    hosts: list[str] = Field(default_factory=list)
+    hosts: list[Annotated[str, Field(pattern=r"^[A-Za-z0-9._:\[\]-]*$")]] = Field(default_factory=list)
     """Of each replica, in turn; empty: this host."""
     engine: Arguments = Field(default_factory=dict)
     """Checked by the engine that reads them."""
@@ -136,7 +137,7 @@ class DeployConfig(Section):
             return None
         document = self.document
         named = {"ca": self.tls.ca, "cert": self.tls.cert, "key": self.tls.key}
-        files = {key: document.folder / Path(name).expanduser() for key, name in named.items()}
+        files = {key: locate(document.folder, name) for key, name in named.items()}
         problems = [
             document.problem(("tls", key), f"{file} cannot be read: {why}")
             for key, file in files.items()
@@ -160,6 +161,8 @@ class DeployConfig(Section):
 def _unreadable(file: Path) -> str:
     """Why a file cannot be read; "" when it can."""
     try:
+        if stat.S_ISFIFO(file.stat().st_mode):
+            return "Is a pipe"  # It would be waited for, and could be read only once.
         file.open("rb").close()
     except OSError as error:
         return error.strerror or str(error)

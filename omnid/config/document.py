@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Mapping
@@ -11,6 +12,7 @@ from typing import Any
 
 import yaml
 
+from omni.rpc.text import shown
 from omnid.config.errors import ConfigError, Path, Place, Problem, nearest
 
 DEEPEST = 64
@@ -18,6 +20,8 @@ DEEPEST = 64
 MOST_VALUES = 100_000
 """Of one file, with each alias counted as what it stands for."""
 
+_UNNAMEABLE = re.compile(r"[\0\ud800-\udfff]")
+"""Of no file, host or environment variable, and of no text of the contract: NUL, and halves of characters."""
 _VARIABLE = re.compile(r"\$\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>[^}]*))?\}")
 
 
@@ -45,13 +49,20 @@ class Document:
         return Problem(self.place(path), path, message)
 
 
+def locate(folder: FilePath, name: str) -> FilePath:
+    """Where a file or folder lies that is named in a file of `folder`; "~" and "~user" are homes."""
+    with contextlib.suppress(RuntimeError):  # There is no such user: then there is no such file either.
+        return folder / FilePath(name).expanduser()
+    return folder / name
+
+
 def read(file: FilePath) -> Document:
     """Reads a file.
 
     Raises:
         ConfigError: it cannot be read, is not YAML, or uses what YAML has and a configuration has not: keys that are
-            not strings, keys given twice, tags, variables that are not set, aliases of what they stand in, more than
-            `DEEPEST` levels or `MOST_VALUES` values.
+            not strings, keys given twice, tags, characters that no name can hold, variables that are not set, aliases
+            of what they stand in, more than `DEEPEST` levels or `MOST_VALUES` values.
     """
     try:
         text = file.read_text(encoding="utf-8")
@@ -68,8 +79,9 @@ def parse(text: str, file: str, environment: Mapping[str, str] | None = None) ->
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 0
         raise ConfigError([Problem(Place(file, line), (), f"not YAML: {error.problem or error.context}")]) from None
-    except yaml.YAMLError as error:
-        raise ConfigError([Problem(Place(file), (), f"not YAML: {error}")]) from None
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        raise ConfigError([Problem(Place(file, line), (), f"not YAML: {error.reason}")]) from None
     reader = _Reader(file, os.environ if environment is None else environment)
     data = reader.value(node, ()) if node is not None else None
     if reader.problems:
@@ -137,7 +149,7 @@ class _Reader:
         for key_node, value_node in node.value:
             place = Place(self._file, key_node.start_mark.line + 1)
             key = key_node.value
-            if not isinstance(key, str) or key_node.tag == "tag:yaml.org,2002:merge":
+            if not isinstance(key, str) or key_node.tag == "tag:yaml.org,2002:merge" or _UNNAMEABLE.search(key):
                 self.problems.append(Problem(place, path, "keys must be plain names"))
                 continue
             if key in found:
@@ -161,8 +173,11 @@ class _Reader:
             if isinstance(value, int) and value.bit_length() > 64:
                 raise ValueError("a number that nothing here can hold, and that Python would not even print")
         except (yaml.YAMLError, ValueError, LookupError, AttributeError):  # Tags that do not fit raise any of them.
-            shown = repr(expanded if len(expanded) <= 80 else f"{expanded[:77]}...")
-            self.problems.append(Problem(place, path, f"cannot be read as {node.tag.rpartition(':')[2]}: {shown}"))
+            tag = node.tag.rpartition(":")[2]
+            self.problems.append(Problem(place, path, f"cannot be read as {tag}: {shown(expanded)}"))
+            return None
+        if isinstance(value, str) and _UNNAMEABLE.search(value):
+            self.problems.append(Problem(place, path, f"got {shown(value)}; holds a character that no name can hold"))
             return None
         return value
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 from importlib.util import find_spec
 from pathlib import Path as FilePath
 
+from omni.rpc.text import shown
 from omnid.config import document
 from omnid.config.deploy import DeployConfig
 from omnid.config.errors import ConfigError, Place, Problem, nearest
@@ -64,10 +66,10 @@ def _find(kind: str, name_or_path: str, folder: FilePath | None) -> FilePath:
     if "/" not in name_or_path and not name_or_path.endswith(_SUFFIXES):
         if name_or_path in (known := _shipped(kind)):
             return _PACKAGE / kind / f"{name_or_path}.yaml"
-        raise FileNotFoundError(
-            f"got {name_or_path!r}, which is not shipped; {nearest(name_or_path, known)}, or the path of a YAML file"
-        )
-    file = (folder or FilePath()) / FilePath(name_or_path).expanduser()
-    if not file.is_file():
-        raise FileNotFoundError(f"got {name_or_path!r}; no such file: {file}")
-    return file
+        hint = nearest(name_or_path, known)
+        raise FileNotFoundError(f"got {shown(name_or_path)}, which is not shipped; {hint}, or the path of a YAML file")
+    file = document.locate(folder or FilePath(), name_or_path)
+    with contextlib.suppress(OSError):  # Of names that no file system takes.
+        if file.is_file():
+            return file
+    raise FileNotFoundError(f"got {shown(name_or_path)}; no such file")

@@ -1,9 +1,9 @@
-"""Values of the command line or of Python laid over a deploy file, as if they had been written there."""
+"""Values of the command line laid over a deploy file, as if they had been written there."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 from omnid.config.deploy import DeployConfig
@@ -11,19 +11,17 @@ from omnid.config.document import Document, scalar
 from omnid.config.errors import ConfigError, Path, Place, Problem, nearest
 from omnid.config.section import check
 
-Overrides = Iterable[str] | Mapping[str, Any]
-"""("models.tiny-omni.stages.thinker.max_running=4", ...), or the same as {path: value}."""
-
 _COMMAND_LINE = Place("--set")
 
 
-def override(deploy: DeployConfig, overrides: Overrides) -> DeployConfig:
-    """A deployment with some values replaced. Models are named, not counted: models.NAME.key.
+def override(deploy: DeployConfig, overrides: Iterable[str]) -> DeployConfig:
+    """A deployment with some values replaced: "models.tiny-omni.stages.thinker.max_running=4". Models are named, not
+    counted.
 
     Raises:
         ConfigError: a path leads nowhere, or its value is not allowed there.
     """
-    pairs = dict(overrides) if isinstance(overrides, Mapping) else dict(map(_split, overrides))
+    pairs = dict(map(_split, overrides))
     if not pairs:
         return deploy
     base = deploy.document

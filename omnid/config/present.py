@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path as FilePath
 
@@ -21,11 +22,17 @@ def absent_checkpoints(deploy: DeployConfig, pipelines: Sequence[config_pb2.Reso
     found: dict[str, Problem] = {}
     for index, pipeline in enumerate(pipelines):
         written = next((spec.checkpoint for spec in pipeline.stages if spec.checkpoint), "")
-        if not written or written.startswith(ASSET) or FilePath(written).is_dir():
+        if not written or written.startswith(ASSET) or _is_folder(written):
             continue
         message = f"{written} is not a folder on this host"
         found[pipeline.model] = deploy.document.problem(("models", index, "checkpoint"), message)
     return found
+
+
+def _is_folder(name: str) -> bool:
+    with contextlib.suppress(OSError):  # Of names that no file system takes.
+        return FilePath(name).is_dir()
+    return False
 
 
 def unread_arguments(deploy: DeployConfig) -> list[Problem]:

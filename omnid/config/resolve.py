@@ -22,7 +22,7 @@ from omnid.config.deploy import (
     RequestBoundsSection,
     StageSection,
 )
-from omnid.config.document import Document
+from omnid.config.document import Document, locate
 from omnid.config.errors import ConfigError, Path, Problem, nearest
 from omnid.config.files import load_pipeline, shipped_assets
 from omnid.config.pipeline import PipelineConfig
@@ -155,7 +155,7 @@ def _stage_spec(
 def _checkpoint(written: str, folder: FilePath) -> str:
     if written.startswith(ASSET):
         return written
-    return str((folder / FilePath(written).expanduser()).resolve())
+    return str(locate(folder, written).resolve())
 
 
 def _bounds(stage: BoundsSection, model: RequestBoundsSection) -> config_pb2.Bounds:

@@ -88,13 +88,11 @@ def _problem(section: type[Section], document: Document, details: ErrorDetails) 
     if kind == "literal_error":
         allowed = re.findall(r"'([^']*)'", details.get("ctx", {}).get("expected", ""))
         return document.problem(path, f"got {shown(value)}; {nearest(value, allowed)}")
-    message = details["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
+    if kind == "value_error":  # One of our own checks, which says what it got.
+        return document.problem(path, details["msg"].removeprefix("Value error, "))
+    message = re.sub(r"^\w+ should ", "must ", details["msg"]).replace(" after validation", "")
     if kind == "model_type" or kind.startswith("dict_"):
-        message = "a mapping"
-    if not message.startswith(("must", "a ", "none")):
-        message = f"must be {message}" if details["msg"].startswith("Input should be ") else message
-    elif message.startswith("a "):
-        message = f"must be {message}"
+        message = "must be a mapping"
     return document.problem(path, f"got {shown(value)}; {message}")
 
 

@@ -58,3 +58,5 @@ def check_free(address: str) -> None:
         socket.create_server(bound[:2], family=family).close()
     except OSError as error:
         raise ListenError(address, error) from error
+    except UnicodeError as error:
+        raise ListenError(address, OSError("no host has such a name")) from error

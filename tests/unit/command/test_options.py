@@ -52,6 +52,13 @@ def test_an_option_that_cannot_be_is_refused_by_its_name(arguments: tuple[str, .
     assert "must be" in ended.output or "Input should be" in ended.output
 
 
+def test_what_is_no_name_of_a_host_is_refused_by_the_option() -> None:
+    for host in ("a..b", "x" * 300, "nowhere.invalid"):
+        ended = omnid("serve", "synthetic", "--grpc", f"{host}:0")
+        assert ended.exit_code == 2
+        assert ended.output.startswith(f"omnid: --grpc: cannot listen on {host}:0: ")
+
+
 def test_a_descriptor_that_is_for_reading_is_refused() -> None:
     reading, writing = os.pipe()
     try:
@@ -143,6 +150,14 @@ def test_tls_files_that_are_not_there_are_named_with_line_and_key(tmp_path: Path
         assert f"{file}:4: tls.ca: {tmp_path}/ca.pem cannot be read: No such file" in ended.output
         assert f"{file}:5: tls.cert: {tmp_path}/own.pem cannot be read: Is a directory" in ended.output
         assert f"{file}:6: tls.key: " in ended.output
+
+
+def test_a_tls_file_that_is_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    file = tmp_path / "d.yaml"
+    file.write_text(TLS)
+    os.mkfifo(tmp_path / "ca.pem")
+    ended = omnid("config", "validate", str(file))
+    assert f"{file}:4: tls.ca: {tmp_path}/ca.pem cannot be read: Is a pipe" in ended.output
 
 
 def test_tls_files_that_hold_something_else_are_named(tmp_path: Path) -> None:

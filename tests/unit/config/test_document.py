@@ -23,6 +23,17 @@ def test_a_key_given_twice_is_refused_with_both_lines() -> None:
         parse("a: 1\nb: 2\na: 3\n", "x.yaml")
 
 
+@pytest.mark.parametrize("written", ['a: "x\\0y"', 'a: "\\ud800"', 'a: [1, "\\udfff"]', '"\\0": 1'])
+def test_a_character_that_no_name_can_hold_is_refused_with_its_line(written: str) -> None:
+    with pytest.raises(ConfigError, match=r"^x\.yaml:2: .*(that no name can hold|keys must be plain names)$"):
+        parse(f"b: 1\n{written}\n", "x.yaml")
+
+
+def test_a_byte_that_yaml_does_not_have_is_refused_with_its_line() -> None:
+    with pytest.raises(ConfigError, match=r"^x\.yaml:2: not YAML: special characters are not allowed$"):
+        parse("a: 1\nb: \x01\n", "x.yaml")
+
+
 def test_broken_yaml_gives_the_line() -> None:
     with pytest.raises(ConfigError, match=r"x\.yaml:2: not YAML"):
         parse("a: 1\n  b: [\n", "x.yaml")

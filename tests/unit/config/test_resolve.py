@@ -72,7 +72,7 @@ def test_overrides_go_where_their_path_says(tmp_path: Path) -> None:
     (pipeline,) = resolve(changed)
     assert changed.listen.grpc == "0.0.0.0:1"
     assert [spec.max_running for spec in pipeline.stages] == [4, 9, 9]
-    assert override(config, {"listen.http": None}).listen.http is None
+    assert override(config, ["listen.http=null"]).listen.http is None
     assert config.listen.http is not None
 
 
@@ -108,6 +108,12 @@ def test_a_wrong_override_is_blamed_on_the_command_line(tmp_path: Path, given: s
             r"stages\.b\.bounds\.total: unknown key 'total'; allowed: cancel, first_o",
         ),
         ("    bounds: {gapp: 1}\n", r"bounds\.gapp: unknown key 'gapp'; did you mean 'gap'\?"),
+        ("    stages: {a: {devices: []}}\n", r"devices: got \[\]; must have at least 1 item, not 0"),
+        ("    stages: {a: {hosts: [x;y]}}\n", r"hosts\[0\]: got 'x;y'; must match pattern"),
+        ("    env: {A=B: x}\n", r"env\.A=B: got 'A=B'; must match pattern"),
+        (f"  - name: n\n    pipeline: {'x' * 300}.yaml\n", r"models\[1\]\.pipeline: got 'x{78}…; no such file$"),
+        ("  - name: n\n    pipeline: ~nobody-here/x.yaml\n", r"pipeline: got '~nobody-here/x\.yaml'; no such file$"),
+        ("listen: {http: x}\n", r"d\.yaml:4: listen\.http: must be HOST:PORT with a port from 0 to 65535, got 'x'$"),
         ("    dtype: float8\n", r"got 'float8'; did you mean 'float32'\? allowed: auto, bfloat16, float16, float32"),
         ("    trust_remote_code: 'yes'\n", r"got 'yes'; must be a valid boolean"),
         ("    stages: {a: {devices: [tpu]}}\n", r"stages\.a\.devices\[0\]: got 'tpu'; "),
