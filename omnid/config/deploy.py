@@ -137,7 +137,7 @@ class DeployConfig(Section):
             return None
         document = self.document
         named = {"ca": self.tls.ca, "cert": self.tls.cert, "key": self.tls.key}
-        files = {key: locate(document.folder, name) for key, name in named.items()}
+        files = {key: locate(document.folder, name).absolute() for key, name in named.items()}
         problems = [
             document.problem(("tls", key), f"{file} cannot be read: {why}")
             for key, file in files.items()

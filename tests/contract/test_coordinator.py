@@ -7,10 +7,8 @@ from typing import Any
 
 import grpc
 import pytest
-import structlog
 from coordinator_cluster import BOUND_S, Stage, cluster, handle, pipeline
 
-import omnid.metrics
 from omni.rpc.errors import OmniError, Reason
 from omni.rpc.options import MAX_REQUEST_BYTES
 from omni.v1 import config_pb2, content_pb2, generate_pb2, stage_pb2
@@ -380,23 +378,6 @@ async def test_a_voice_that_a_later_stage_does_not_have_is_refused_before_anythi
     assert model.voices == ["Anna", "bo"]
     assert [str(each) for each in error.fields] == ["params[\"b\"].voice: must be one of Anna, bo, got 'carl'"]
     assert begun == []
-
-
-async def test_a_failed_request_is_logged_under_the_callers_own_id(monkeypatch: Any) -> None:
-    logged: list[dict[str, Any]] = []
-    monkeypatch.setattr(omnid.metrics, "_log", structlog.wrap_logger(None, processors=[_keep(logged)]))
-    async with cluster(pipeline("a", first_output=0.1), Stage("a", silent)) as up:
-        error = await error_of(up.stub.Generate(ask(client_request_id="mine")))
-    ids = {"request_id": error.request_id, "client_request_id": "mine"}
-    assert [line["event"] for line in logged if ids.items() <= line.items()] == ["request_failed"]
-
-
-def _keep(lines: list[dict[str, Any]]) -> Any:
-    def keep(_logger: Any, _level: str, event: dict[str, Any]) -> Any:
-        lines.append(dict(event))
-        raise structlog.DropEvent
-
-    return keep
 
 
 async def test_a_replica_whose_link_cannot_be_written_is_no_member_any_more_and_may_join_anew() -> None:
