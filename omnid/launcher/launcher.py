@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from omni.rpc import logs
 from omnid.launcher.failure import ProcessFailedError
 from omnid.launcher.plan import ClusterPlan, ProcessPlan
-from omnid.launcher.spawner import Child, NurseryLostError, Spawner
+from omnid.launcher.spawner import KILLED, Child, NurseryLostError, Spawner
 
 STOP_SECONDS = 8.0
 """From SIGTERM to SIGKILL of what is still there."""
@@ -89,28 +89,39 @@ class Launcher:
         while True:
             began = time.monotonic()
             try:
-                status = await self._live(kept, ready)
-            except NurseryLostError:
-                status = -int(signal.SIGKILL)
                 self._renew()
+                status = await self._live(kept, ready)
+                how = _how(status)
+            except NurseryLostError:
+                status, how = KILLED, _how(KILLED)
+            except OSError as error:  # This host has no process or no descriptor for it just now.
+                if not self._has_served(kept):
+                    raise
+                status, how = KILLED, f"not started: {error}"
             if self._stopping:
                 return
-            words = "\n".join(f"  {line}" for line in kept.last_lines) or "  (it said nothing)"
-            if not (self.settled or kept.was_ready or self._was_ready(plan.name)):
-                message = f"{plan.name} ended ({_how(status)}) before it was ready; its last words:\n{words}"
+            if not self._has_served(kept):
+                words = "\n".join(f"  {line}" for line in kept.last_lines) or "  (it said nothing)"
+                message = f"{plan.name} ended ({how}) before it was ready; its last words:\n{words}"
                 raise ProcessFailedError(message, status)
             if time.monotonic() - began > _STEADY_SECONDS:
                 backoff = _FIRST_BACKOFF
-            _log.warning("process_ended", name=plan.name, how=_how(status), starts_again_in=backoff)
+            _log.warning("process_ended", name=plan.name, how=how, starts_again_in=backoff)
             await asyncio.sleep(backoff)
             backoff = min(2 * backoff, _LONGEST_BACKOFF)
+
+    def _has_served(self, kept: _Kept) -> bool:
+        """Whether its end is no reason to end everything."""
+        return self.settled or kept.was_ready or self._was_ready(kept.plan.name)
 
     async def _live(self, kept: _Kept, ready: Callable[[str], None] | None) -> int:
         """One life of a process; its exit status."""
         kept.last_lines.clear()
         output, output_end = os.pipe()
-        address, address_end = os.pipe() if ready is not None else (-1, -1)
+        address = address_end = -1
         try:
+            if ready is not None:
+                address, address_end = os.pipe()
             kept.child = await self._spawner.spawn(kept.plan, output_end, None if ready is None else address_end)
         except BaseException:
             for descriptor in (output, address):
@@ -163,10 +174,11 @@ class Launcher:
             transport.close()
 
     def _renew(self) -> None:
-        """The nursery was killed, and with it its children: a new one takes its place."""
+        """When the nursery was killed, and with it its children, a new one takes its place."""
         if self._spawner.lost.is_set() and not self._stopping:
-            self._spawner = Spawner(self._plan.preload, self._plan.env)
-            self._spawner.start()
+            spawner = Spawner(self._plan.preload, self._plan.env)
+            spawner.start()
+            self._spawner = spawner
 
     async def _stop(self) -> None:
         """SIGTERM to all, gateways and stages alike; SIGKILL to whatever is left when the bound has passed."""

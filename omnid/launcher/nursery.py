@@ -14,8 +14,9 @@ their own instead, which costs time and memory and nothing else.
 
 Messages are JSON in packets of a Unix socket. Orders: {"order": "start", "id", "target" | "argv", "arguments", "env"}
 with one descriptor for output and, when "ready" is true, a second that the child finds under number 3;
-{"order": "signal", "pid", "signal"}. Reports: {"report": "started", "id", "pid"} and {"report": "ended",
-"pid", "status"} with the status as in `subprocess.Popen.returncode`.
+{"order": "signal", "pid", "signal"}. Reports: {"report": "started", "id", "pid"}, {"report": "refused",
+"id", "errno"} when this host has no room for another process, and {"report": "ended", "pid", "status"} with the status
+as in `subprocess.Popen.returncode`.
 """
 
 from __future__ import annotations
@@ -107,7 +108,13 @@ class Nursery:
             self._import(self._preload.pop(0))
         copied = "target" in order and _threads() == 1
         parent = os.getpid()
-        pid = os.fork()
+        try:
+            pid = os.fork()
+        except OSError as error:
+            for descriptor in descriptors:
+                os.close(descriptor)
+            self._report(report="refused", id=order["id"], errno=error.errno)
+            return None, True
         if pid == 0:
             if "target" in order and not copied:
                 module, _, function = order["target"].partition(":")

@@ -56,10 +56,14 @@ class Spawner:
         """Set when the nursery has ended."""
 
     def start(self) -> None:
-        """Starts the nursery, as a program of its own in a group of its own."""
+        """Starts the nursery, as a program of its own in a group of its own.
+
+        Raises:
+            OSError: this host has no room for another process.
+        """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
-        with theirs:
+        try:
             self._process = subprocess.Popen(
                 [sys.executable, str(_PROGRAM), str(theirs.fileno()), *self._preload],
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **self._env},
@@ -67,6 +71,11 @@ class Spawner:
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
             )
+        except OSError:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
         self._socket = ours
         asyncio.get_running_loop().add_reader(ours.fileno(), self._receive)
 
@@ -75,6 +84,7 @@ class Spawner:
 
         Raises:
             NurseryLostError: the nursery is gone.
+            OSError: this host has no room for another process.
         """
         self._ids += 1
         number = self._ids
@@ -140,6 +150,10 @@ class Spawner:
                     started = self._starting.get(report["id"])
                     if started is not None and not started.done():
                         started.set_result(child)
+                case "refused":
+                    started = self._starting.get(report["id"])
+                    if started is not None and not started.done():
+                        started.set_exception(OSError(report["errno"], os.strerror(report["errno"])))
                 case "ended":
                     child = self._children.pop(report["pid"])
                     child.ended.set_result(report["status"])

@@ -134,6 +134,23 @@ def test_a_full_disk_under_the_logs_ends_nothing(tmp_path: Path) -> None:
         started.close()
 
 
+def test_a_host_without_room_for_a_process_ends_nothing_that_serves(tmp_path: Path) -> None:
+    started = Up(tmp_path, level="WARNING")
+    try:
+        omnid = psutil.Process(started.process.pid)
+        before = omnid.rlimit(psutil.RLIMIT_NOFILE)
+        victim = stages(started)[0]
+        omnid.rlimit(psutil.RLIMIT_NOFILE, (0, before[1]))
+        victim.kill()
+        assert started.process.stderr is not None
+        assert any("not started: " in line for line in started.process.stderr)
+        omnid.rlimit(psutil.RLIMIT_NOFILE, before)
+        assert started.answers()
+        assert len(stages(started)) == 3
+    finally:
+        started.close()
+
+
 def test_nothing_outlives_omnid_itself_when_it_is_killed(up: Up) -> None:
     tree = up.tree()
     assert len(tree) == 5
