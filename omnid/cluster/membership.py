@@ -149,7 +149,7 @@ class Cluster:
         """What `wait_ready` waits for, for people; "" when nothing is missing."""
         return "; ".join(filter(None, (self._missing_stage(key) for key in self._specs)))
 
-    async def wait_ready(self, timeout: float | None = None) -> None:
+    async def wait_ready(self, timeout: float) -> None:
         """Waits until every stage of every model has a healthy replica.
 
         Raises:

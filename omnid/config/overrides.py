@@ -6,6 +6,7 @@ import copy
 from collections.abc import Iterable
 from typing import Any
 
+from omni.rpc.text import shown
 from omnid.config.deploy import DeployConfig
 from omnid.config.document import Document, scalar
 from omnid.config.errors import ConfigError, Path, Place, Problem, nearest
@@ -35,9 +36,13 @@ def override(deploy: DeployConfig, overrides: Iterable[str]) -> DeployConfig:
 
 def _split(text: str) -> tuple[str, Any]:
     path, equals, value = text.partition("=")
-    if not equals or not path:
-        raise ConfigError([Problem(_COMMAND_LINE, (), f"got {text!r}; must be PATH=VALUE")])
-    return path, scalar(value)
+    if not equals or not path or path.endswith("."):
+        raise ConfigError([Problem(_COMMAND_LINE, (), f"got {shown(text)}; must be PATH=VALUE")])
+    try:
+        return path, scalar(value)
+    except ConfigError as error:
+        problems = [Problem(_COMMAND_LINE, (path, *each.path), each.message) for each in error.problems]
+        raise ConfigError(problems) from None
 
 
 def _set(document: Document, dotted: str, value: object) -> None:

@@ -43,9 +43,9 @@ class Child:
 class Spawner:
     """Owns one nursery. All calls belong on the loop that `start` ran on."""
 
-    def __init__(self, preload: Sequence[str] = (), env: Mapping[str, str] | None = None) -> None:
+    def __init__(self, preload: Sequence[str], env: Mapping[str, str]) -> None:
         self._preload = tuple(preload)
-        self._env = dict(env or {})
+        self._env = dict(env)
         self._ids = 0
         self._starting: dict[int, asyncio.Future[Child]] = {}
         self._children: dict[int, Child] = {}
