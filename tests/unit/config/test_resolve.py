@@ -92,7 +92,7 @@ def test_overrides_go_where_their_path_says(tmp_path: Path) -> None:
         ("models..x=1", r"no entry is named ''"),
         ("models.m.1.=1", r"--set: got 'models\.m\.1\.=1'; must be PATH=VALUE"),
         ("models.m.1.env.A=[", r"--set: models\.m\.1\.env\.A: not YAML: expected the node content"),
-        ("models.m.1.env={A: ${NOPE_X}}", r"--set: models\.m\.1\.env\.A: environment variable NOPE_X is not set"),
+        ("models.m.1.env.A=${NOPE_X}", r"--set: models\.m\.1\.env\.A: environment variable NOPE_X is not set"),
     ],
 )
 def test_a_wrong_override_is_blamed_on_the_command_line(tmp_path: Path, given: str, message: str) -> None:
