@@ -47,16 +47,25 @@ def split_address(text: str) -> tuple[str, int]:
 
 
 def check_free(address: str) -> None:
-    """Tries whether this process may listen on `address`: gRPC says why it cannot in its own log only.
+    """Tries whether this process may listen on `address`: gRPC says why it cannot in its own log only. Of a name that
+    stands for several addresses, one is enough.
 
     Raises:
         ListenError: it is taken, or none of this host.
     """
     host, port = split_address(address)
+    why = OSError("no host has such a name")
     try:
-        family, *_, bound = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        socket.create_server(bound[:2], family=family).close()
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except OSError as error:
         raise ListenError(address, error) from error
     except UnicodeError as error:
-        raise ListenError(address, OSError("no host has such a name")) from error
+        raise ListenError(address, why) from error
+    for family, *_, bound in found:
+        try:
+            socket.create_server(bound[:2], family=family).close()
+        except OSError as error:
+            why = error
+        else:
+            return
+    raise ListenError(address, why)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import socket
+
 import pytest
 
 from gateway import server as gateway
-from omni.rpc.address import check_address, split_address
+from omni.rpc.address import ListenError, check_address, check_free, split_address
 from stage_server import server as stage_server
 
 JOINS = ["--coordinator", "127.0.0.1:7070", "--model", "m", "--stage", "s"]
@@ -18,6 +20,18 @@ GATEWAY = ["--coordinator", "127.0.0.1:7070"]
 def test_what_is_no_address_is_refused_with_what_is_allowed(text: str) -> None:
     with pytest.raises(ValueError, match="must be HOST:PORT with a port from 0 to 65535, got"):
         check_address(text)
+
+
+def test_of_a_name_with_several_addresses_one_that_can_be_listened_on_is_enough(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    kind = (socket.AF_INET, socket.SOCK_STREAM, 0, "")
+    here, elsewhere = (*kind, ("127.0.0.1", 0)), (*kind, ("192.0.2.1", 0))
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [elsewhere, here])
+    check_free("both:0")
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [elsewhere])
+    with pytest.raises(ListenError, match="cannot listen on both:0: Cannot assign requested address"):
+        check_free("both:0")
 
 
 def test_an_address_falls_into_host_and_port() -> None:
