@@ -180,9 +180,12 @@ def generate(
                 if served.model == model and each.modality == MODALITIES["audio"]
             ]
             params = {stage: {"format": "MEDIA_FORMAT_WAV"} for stage in spoken}
-            async for each in client.stream(model, prompt, outputs=output or (), params=params, generation=made):
-                typer.echo(each.text, nl=False)
-        typer.echo()
+            try:
+                async for each in client.stream(model, prompt, outputs=output or (), params=params, generation=made):
+                    typer.echo(each.text, nl=False)
+            finally:
+                if made.text:
+                    typer.echo()
         for index, artifact in enumerate(made.artifacts):
             kind = artifact.mime_type.partition("/")[2].partition(";")[0] or "bin"
             path = folder / f"{made.request_id}-{index}.{kind}"
