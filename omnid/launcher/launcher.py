@@ -95,8 +95,6 @@ class Launcher:
             except NurseryLostError:
                 status, how = KILLED, _how(KILLED)
             except OSError as error:  # This host has no process or no descriptor for it just now.
-                if not self._has_served(kept):
-                    raise
                 status, how = KILLED, f"not started: {error}"
             if self._stopping:
                 return
