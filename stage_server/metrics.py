@@ -73,3 +73,11 @@ class _Gauges:
             counter = CounterMetricFamily(name, text, labels=names)
             counter.add_metric(self._labels, value)
             yield counter
+        ended = CounterMetricFamily("omni_arena_leases_ended", "Leases ended, by cause", labels=(*names, "cause"))
+        for cause, count in (
+            ("released", load.arena.released_leases),
+            ("stream_ended", load.arena.dropped_leases),
+            ("expired", load.arena.expired_leases),
+        ):
+            ended.add_metric((*self._labels, cause), count)
+        yield ended

@@ -205,6 +205,7 @@ class StageHost:
             arena=self.arena.load(),
             detail=self.detail,
             voices=load.voices,
+            fetched_bytes=self.reader.fetched_bytes(),
         )
 
     def close(self) -> None:

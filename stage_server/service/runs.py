@@ -13,6 +13,7 @@ from omni.rpc.errors import FieldViolation, OmniError, Reason, invalid
 from stage_server.engines.base import Finished
 from stage_server.service.inbox import Inbox
 from stage_server.service.outbox import Outbox
+from stage_server.transport.arena import Holder
 
 _log = logs.get(__name__)
 
@@ -34,6 +35,8 @@ class SessionRun:
     credit: float
     """Messages that may still be sent: at most `window`, whatever the reader says that it took."""
     inbox: Inbox
+    published: Holder
+    """What it has published, a part of what its session has."""
     outbox: Outbox = field(default_factory=Outbox)
     queued: bool = False
     """In the session's list of runs that have something to send."""

@@ -60,7 +60,7 @@ class Session:
         """Runs that may have something to send, those that wait longest first."""
         self.replies = Replies()
         """What is left to send, beside what the ready runs have."""
-        self._tensor_bytes = min(HOLD_BYTES, host.arena.capacity // ARENA_SHARE)
+        self._tensor_bytes = min(HOLD_BYTES, host.arena.largest // ARENA_SHARE)
         self.starved = Starved(host, again=self._queue, fail=self.fail)
         self._ending = False
         self._closed = False
@@ -198,6 +198,7 @@ class Session:
             begun=time.monotonic(),
             window=window,
             credit=window,
+            published=Holder(self._published),
             inbox=Inbox(
                 self._host,
                 identity,
@@ -340,10 +341,10 @@ class Session:
         if not taken.tensors:
             return taken
         arena = self._host.arena
-        handles = arena.reserve(taken.outlines(), self._published)
+        handles = arena.reserve(taken.outlines(), run.published)
         if handles is None and len(taken.entries) > 1:
             taken = run.outbox.look(0)
-            handles = arena.reserve(taken.outlines(), self._published)
+            handles = arena.reserve(taken.outlines(), run.published)
         if handles is None:
             self.starved.add(run)
             return None

@@ -1,8 +1,10 @@
 """Runs that wait for room in the arena.
 
-What fills it goes away when it has been read, so they wait; but not for ever: input that is read whole at its end stays
-until its producer has ended, and a producer that waits for room in its own output would not. Such a run fails before
-its reader gives it up as too slow, since nobody else can tell why it says nothing.
+What fills it goes away when it has been read, so they wait. A run whose reader waits for it takes from the arena's
+reserve, so readers that have not begun, whose turn comes after it, do not keep it waiting. But none waits for ever:
+input that is read whole at its end stays until its producer has ended, and a producer that waits for room in its own
+output would not. Such a run fails before its reader gives it up as too slow, since nobody else can tell why it says
+nothing.
 """
 
 from __future__ import annotations

@@ -3,6 +3,10 @@
 The region has no name, so nothing is left behind in /dev/shm; the kernel frees it when the last process that maps it
 has gone. A table at its end holds a generation for each smallest block: it changes when a block is freed, so a reader
 in place that looks before and after its read notices that the memory was taken back.
+
+Beside the memory that all share there is a reserve for runs whose reader waits: it has begun, and has given back all
+that it got. Else the chunks of requests whose readers have not begun could fill the arena, while those readers wait for
+their turn behind one that waits for a chunk which finds no room.
 """
 
 from __future__ import annotations
@@ -23,14 +27,40 @@ from omni.v1 import stage_pb2, tensor_pb2
 from stage_server.transport import dtypes
 from stage_server.transport.buddy import SMALLEST, Buddy
 
+RESERVE = 8
+"""The reserve is this part of what all share, and lies beside it."""
+RESERVED_PIECES = 128
+"""So many runs at least have room in the reserve at a time, for a tensor of at most this part of it each: a block is
+spoiled for larger ones by no less than one smaller piece in it."""
+
 
 class Holder:
-    """Who published: its leases can be released together."""
+    """Who published: its leases can be released together. What a part holds, its whole holds too."""
 
-    __slots__ = ("leases",)
+    __slots__ = ("leases", "read", "whole")
 
-    def __init__(self) -> None:
+    def __init__(self, whole: Holder | None = None) -> None:
         self.leases: set[int] = set()
+        self.whole = whole
+        self.read = False
+        """Something was given back: its reader has begun."""
+
+    @property
+    def waited_for(self) -> bool:
+        """Its reader has begun and has nothing left to read."""
+        return self.read and not self.leases
+
+    def add(self, lease: int) -> None:
+        """A tensor was published."""
+        self.leases.add(lease)
+        if self.whole is not None:
+            self.whole.add(lease)
+
+    def drop(self, lease: int) -> None:
+        """A lease has ended."""
+        self.leases.discard(lease)
+        if self.whole is not None:
+            self.whole.drop(lease)
 
 
 @dataclass(slots=True)
@@ -55,25 +85,35 @@ class Arena:
     Args:
         owner: name of this replica.
         epoch: its incarnation.
-        capacity: bytes, rounded down to a power of two.
+        capacity: bytes that all share, rounded down to a power of two; the reserve comes on top.
         lease_seconds: after which a tensor that nobody released is taken back.
         checksum: whether handles carry the checksum of their bytes.
+
+    Attributes:
+        capacity: bytes in all, the reserve among them.
+        largest: bytes of the largest tensor that fits: what all share.
     """
 
     def __init__(self, owner: str, epoch: int, capacity: int, lease_seconds: float, *, checksum: bool = False) -> None:
         self.owner = owner
         self.epoch = epoch
-        self.capacity = max(SMALLEST, 1 << (capacity.bit_length() - 1)) if capacity else SMALLEST
+        self.largest = max(SMALLEST, 1 << (capacity.bit_length() - 1)) if capacity else SMALLEST
+        reserve = max(SMALLEST, self.largest // RESERVE)
+        self.capacity = self.largest + reserve
         self.descriptor = os.memfd_create(f"omni-{owner}", os.MFD_CLOEXEC)
         os.ftruncate(self.descriptor, region_bytes(self.capacity))
         self._map = mmap.mmap(self.descriptor, region_bytes(self.capacity))
         region = torch.frombuffer(self._map, dtype=torch.uint8)
         self._memory = region[: self.capacity]
         self._generations = memoryview(self._map)[self.capacity :].cast("I")
-        self._buddy = Buddy(self.capacity)
+        self._shared = Buddy(self.largest)
+        self._reserved = Buddy(reserve)
+        self._piece = max(SMALLEST, reserve // RESERVED_PIECES)
         self._leases: dict[int, _Lease] = {}
         self._lease_seconds = lease_seconds
         self._checksum = checksum
+        self._released = self._dropped = self._expired = 0
+        """Leases ended, by cause."""
         self.on_room: Callable[[], None] = lambda: None
         """Called when memory was freed."""
 
@@ -98,8 +138,9 @@ class Arena:
             OmniError: ARENA_FULL, when they could never fit.
         """
         handles: list[tensor_pb2.TensorHandle] = []
+        waited_for = holder is not None and holder.waited_for
         for tensor in tensors:
-            handle = self._reserve(tensor, holder)
+            handle = self._reserve(tensor, holder, waited_for)
             if handle is None:
                 for each in handles:
                     self._free(each.lease)
@@ -107,20 +148,24 @@ class Arena:
             handles.append(handle)
         return handles
 
-    def _reserve(self, tensor: torch.Tensor, holder: Holder | None) -> tensor_pb2.TensorHandle | None:
+    def _reserve(self, tensor: torch.Tensor, holder: Holder | None, waited_for: bool) -> tensor_pb2.TensorHandle | None:
         size = tensor.nbytes
-        if size > self.capacity:
+        if size > self.largest:
             message = (
-                f"a tensor of {size} bytes does not fit into the arena of {self.capacity}: raise `arena` of its stage"
+                f"a tensor of {size} bytes does not fit into the arena of {self.largest}: raise `arena` of its stage"
             )
             raise OmniError(Reason.ARENA_FULL, message)
-        offset = self._buddy.allocate(size)
+        offset = self._shared.allocate(size)
+        if offset is None and waited_for and size <= self._piece:
+            offset = self._reserved.allocate(size)
+            if offset is not None:
+                offset += self.largest
         if offset is None:
             return None
         lease = secrets.randbits(63) + 1
         self._leases[lease] = _Lease(offset, size, time.monotonic(), holder)
         if holder is not None:
-            holder.leases.add(lease)
+            holder.add(lease)
         return tensor_pb2.TensorHandle(
             owner=self.owner,
             epoch=self.epoch,
@@ -187,7 +232,13 @@ class Arena:
         return self._memory[lease.offset : lease.offset + lease.size]
 
     def release(self, lease: int) -> None:
-        """Frees a tensor; a lease that has ended already is ignored."""
+        """Nobody reads a tensor any more: frees it; a lease that has ended already is ignored."""
+        held = self._leases.get(lease)
+        if held is None:
+            return
+        self._released += 1
+        if held.holder is not None:
+            held.holder.read = True
         if self._free(lease):
             self.on_room()
 
@@ -196,7 +247,7 @@ class Arena:
         if held is None:
             return False
         if held.holder is not None:
-            held.holder.leases.discard(lease)
+            held.holder.drop(lease)
         held.ended = True
         if held.filling:
             return False
@@ -206,10 +257,14 @@ class Arena:
     def _reclaim(self, lease: _Lease) -> None:
         at = lease.offset // SMALLEST
         self._generations[at] = (self._generations[at] + 1) & 0xFFFFFFFF
-        self._buddy.free(lease.offset, lease.size)
+        if lease.offset < self.largest:
+            self._shared.free(lease.offset, lease.size)
+        else:
+            self._reserved.free(lease.offset - self.largest, lease.size)
 
     def release_all(self, holder: Holder) -> None:
         """Frees what the holder published and nobody released."""
+        self._dropped += len(holder.leases)
         freed = [self._free(lease) for lease in list(holder.leases)]
         if any(freed):
             self.on_room()
@@ -222,17 +277,22 @@ class Arena:
             left = held.since + self._lease_seconds - now
             if left > 0:
                 return left
-            self.release(lease)
+            self._expired += 1
+            if self._free(lease):
+                self.on_room()
         return None
 
     def load(self) -> stage_pb2.ArenaLoad:
-        """Gauges."""
+        """Gauges and counters."""
         oldest = next(iter(self._leases.values()), None)
         return stage_pb2.ArenaLoad(
             capacity_bytes=self.capacity,
-            used_bytes=self._buddy.used,
+            used_bytes=self._shared.used + self._reserved.used,
             leases=len(self._leases),
             oldest_lease_seconds=time.monotonic() - oldest.since if oldest else 0.0,
+            released_leases=self._released,
+            dropped_leases=self._dropped,
+            expired_leases=self._expired,
         )
 
     def close(self) -> None:

@@ -1,8 +1,10 @@
 """A buddy allocator: blocks are powers of two, a freed block joins its free neighbour of the same size.
 
 Chosen over size classes because what is published ranges from a token's few hundred bytes to hundreds of megabytes in
-one arena: a buddy system needs no guess of the mix, wastes less than half of each block, and comes back to one free
-block whatever the order of frees was, so it does not fragment for good.
+one arena: a buddy system needs no guess of the mix, and its fragmentation is bounded both ways. Within a block less
+than half is wasted (all but the tensor, in the smallest block). Between blocks: a size finds no room only if each
+aligned block of that size holds something, so n tensors spoil at most n of them; and as neighbours join, memory comes
+back to one free block whatever the order of frees was.
 """
 
 from __future__ import annotations

@@ -140,6 +140,13 @@ class Reader:
             raise lost(handle)
         return await self._download(handle, address)
 
+    def fetched_bytes(self) -> dict[str, int]:
+        """Bytes read from other replicas, by path, since the start."""
+        [counted] = self._bytes.collect()
+        return {
+            sample.labels["path"]: int(sample.value) for sample in counted.samples if sample.name.endswith("_total")
+        }
+
     async def close(self) -> None:
         """Closes its connections."""
         for channel in self._channels.values():

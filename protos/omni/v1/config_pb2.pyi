@@ -449,6 +449,7 @@ class StageSpec(_message.Message):
     COMPANIONS_FIELD_NUMBER: _builtins.int
     BOUNDS_FIELD_NUMBER: _builtins.int
     LIMITS_FIELD_NUMBER: _builtins.int
+    CHECKSUM_FIELD_NUMBER: _builtins.int
     stage: _builtins.str
     """Name of the stage in its pipeline, "thinker"."""
     model: _builtins.str
@@ -469,7 +470,13 @@ class StageSpec(_message.Message):
     max_waiting: _builtins.int
     """Requests that may wait in the stage; beyond it the stage answers RESOURCE_EXHAUSTED."""
     arena_bytes: _builtins.int
-    """Size of the arena for published tensors, in bytes."""
+    """Size of the arena for published tensors, in bytes, rounded down to a power of two. An eighth comes on top, as a
+    reserve for small tensors that a reader waits for.
+    """
+    checksum: _builtins.bool
+    """Whether handles of what it publishes carry a checksum, which readers then compare. Costs a pass over the bytes at
+    each end.
+    """
     @_builtins.property
     def engine(self) -> _struct_pb2.Struct:
         """Engine arguments, checked by the engine that reads them: an unknown key is an error."""
@@ -523,10 +530,11 @@ class StageSpec(_message.Message):
         companions: _abc.Iterable[Global___Companion] | None = ...,
         bounds: Global___Bounds | None = ...,
         limits: Global___MediaLimits | None = ...,
+        checksum: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["bounds", b"bounds", "defaults", b"defaults", "engine", b"engine", "lease", b"lease", "limits", b"limits", "stall", b"stall"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arena_bytes", b"arena_bytes", "bounds", b"bounds", "checkpoint", b"checkpoint", "companions", b"companions", "component", b"component", "defaults", b"defaults", "dtype", b"dtype", "engine", b"engine", "family", b"family", "kind", b"kind", "lease", b"lease", "limits", b"limits", "max_running", b"max_running", "max_waiting", b"max_waiting", "model", b"model", "outputs", b"outputs", "sources", b"sources", "stage", b"stage", "stall", b"stall", "trust_remote_code", b"trust_remote_code"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arena_bytes", b"arena_bytes", "bounds", b"bounds", "checkpoint", b"checkpoint", "checksum", b"checksum", "companions", b"companions", "component", b"component", "defaults", b"defaults", "dtype", b"dtype", "engine", b"engine", "family", b"family", "kind", b"kind", "lease", b"lease", "limits", b"limits", "max_running", b"max_running", "max_waiting", b"max_waiting", "model", b"model", "outputs", b"outputs", "sources", b"sources", "stage", b"stage", "stall", b"stall", "trust_remote_code", b"trust_remote_code"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

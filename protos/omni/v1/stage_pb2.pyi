@@ -574,6 +574,26 @@ class ReplicaLoad(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class FetchedBytesEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     STATE_FIELD_NUMBER: _builtins.int
     RUNNING_FIELD_NUMBER: _builtins.int
     WAITING_FIELD_NUMBER: _builtins.int
@@ -585,6 +605,7 @@ class ReplicaLoad(_message.Message):
     ARENA_FIELD_NUMBER: _builtins.int
     DETAIL_FIELD_NUMBER: _builtins.int
     VOICES_FIELD_NUMBER: _builtins.int
+    FETCHED_BYTES_FIELD_NUMBER: _builtins.int
     state: Global___ReplicaState.ValueType
     running: _builtins.int
     waiting: _builtins.int
@@ -603,6 +624,10 @@ class ReplicaLoad(_message.Message):
     def voices(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Speakers that its runs may name, in the model's order; empty before it is ready and for a stage without any."""
 
+    @_builtins.property
+    def fetched_bytes(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """Bytes of tensors that it has read from other replicas, by path: "host" for memory that both map, "grpc" for Fetch."""
+
     def __init__(
         self,
         *,
@@ -617,10 +642,11 @@ class ReplicaLoad(_message.Message):
         arena: Global___ArenaLoad | None = ...,
         detail: _builtins.str = ...,
         voices: _abc.Iterable[_builtins.str] | None = ...,
+        fetched_bytes: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["arena", b"arena"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arena", b"arena", "cancelled_runs", b"cancelled_runs", "detail", b"detail", "failed_runs", b"failed_runs", "finished_runs", b"finished_runs", "running", b"running", "state", b"state", "steps", b"steps", "units", b"units", "voices", b"voices", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arena", b"arena", "cancelled_runs", b"cancelled_runs", "detail", b"detail", "failed_runs", b"failed_runs", "fetched_bytes", b"fetched_bytes", "finished_runs", b"finished_runs", "running", b"running", "state", b"state", "steps", b"steps", "units", b"units", "voices", b"voices", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -628,16 +654,28 @@ Global___ReplicaLoad: _TypeAlias = ReplicaLoad  # noqa: Y015
 
 @_typing.final
 class ArenaLoad(_message.Message):
+    """What a replica has published. Counters count from its start."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     CAPACITY_BYTES_FIELD_NUMBER: _builtins.int
     USED_BYTES_FIELD_NUMBER: _builtins.int
     LEASES_FIELD_NUMBER: _builtins.int
     OLDEST_LEASE_SECONDS_FIELD_NUMBER: _builtins.int
+    RELEASED_LEASES_FIELD_NUMBER: _builtins.int
+    DROPPED_LEASES_FIELD_NUMBER: _builtins.int
+    EXPIRED_LEASES_FIELD_NUMBER: _builtins.int
     capacity_bytes: _builtins.int
     used_bytes: _builtins.int
     leases: _builtins.int
+    """Published tensors that are not given back."""
     oldest_lease_seconds: _builtins.float
+    released_leases: _builtins.int
+    """Leases that ended because nobody read the tensor any more: its readers were done, or its request had ended."""
+    dropped_leases: _builtins.int
+    """Leases that ended with the stream of the run that had published the tensor."""
+    expired_leases: _builtins.int
+    """Leases that ended because their time had passed."""
     def __init__(
         self,
         *,
@@ -645,10 +683,13 @@ class ArenaLoad(_message.Message):
         used_bytes: _builtins.int = ...,
         leases: _builtins.int = ...,
         oldest_lease_seconds: _builtins.float = ...,
+        released_leases: _builtins.int = ...,
+        dropped_leases: _builtins.int = ...,
+        expired_leases: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["capacity_bytes", b"capacity_bytes", "leases", b"leases", "oldest_lease_seconds", b"oldest_lease_seconds", "used_bytes", b"used_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["capacity_bytes", b"capacity_bytes", "dropped_leases", b"dropped_leases", "expired_leases", b"expired_leases", "leases", b"leases", "oldest_lease_seconds", b"oldest_lease_seconds", "released_leases", b"released_leases", "used_bytes", b"used_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

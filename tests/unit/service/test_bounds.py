@@ -12,6 +12,7 @@ from stage_server.engines.base import Feed, Output, Run
 from stage_server.service.outbox import MESSAGE_BYTES
 from stage_server.service.replies import RESPONSE_BYTES
 from stage_server.service.session import ARENA_SHARE
+from stage_server.transport.buddy import SMALLEST
 
 SHARE = ARENA // ARENA_SHARE
 ROW = 32
@@ -122,6 +123,36 @@ async def test_in_a_crowded_arena_a_single_output_goes_where_no_more_would_fit()
         for handle in taken:
             assert handle is not None
             at.arena.release(handle.lease)
+
+
+async def test_a_reader_that_waits_for_its_next_chunk_gets_it_though_those_not_begun_fill_the_arena() -> None:
+    async with stand() as at:
+        begun, fills, not_begun = (at.start(number, tensors=["rows"]) for number in (1, 2, 3))
+        await at.take()
+
+        async def next_chunk() -> int:
+            await at.step(rows(begun, 1))
+            [event] = await at.events()
+            assert event.run == 1
+            return event.output.payload.tensors[0].handle.lease
+
+        first = await next_chunk()
+        at.session.receive((), {}, (first,), ())
+        sizes = [ARENA // 2]
+        while sizes[-1] > SMALLEST:
+            sizes.append(sizes[-1] // 2)
+        for size in (*sizes, SMALLEST):
+            await at.step(rows(fills, size // ROW))
+            while not await at.events():
+                pass
+        assert at.arena.publish(torch.ones(1)) is None
+        await at.step(rows(fills, 1), rows(not_begun, 1))
+        for _ in range(3):
+            lease = await next_chunk()
+            at.session.receive((), {}, (lease,), ())
+        await next_chunk()
+        await at.step(rows(begun, 1))
+        assert await at.events() == [], "it has something to read"
 
 
 async def test_a_step_larger_than_its_share_goes_alone() -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from omni.rpc.errors import OmniError, Reason
 from omni.v1 import tensor_pb2
 from stage_server.transport import dtypes
-from stage_server.transport.arena import Arena, Holder
+from stage_server.transport.arena import RESERVE, RESERVED_PIECES, Arena, Holder
 from stage_server.transport.buddy import SMALLEST, Buddy
 
 MIB = 1 << 20
@@ -86,6 +86,92 @@ def test_a_full_arena_publishes_nothing_until_there_is_room(arena: Arena) -> Non
     arena.release(first.lease)
     assert told == [1]
     assert arena.publish(half) is not None
+
+
+@given(st.lists(st.tuples(st.integers(8, 12), st.booleans()), max_size=200), st.integers(8, 15))
+def test_each_tensor_spoils_no_more_blocks_of_a_size_than_it_fills(made: list[tuple[int, bool]], order: int) -> None:
+    buddy = Buddy(1 << 16)
+    live = [(offset, size, kept) for size, kept in made if (offset := buddy.allocate(1 << size)) is not None]
+    for offset, size, kept in live:
+        if not kept:
+            buddy.free(offset, 1 << size)
+    spoiled = sum(1 << max(0, size - order) for _, size, kept in live if kept)
+    for _ in range((1 << 16 >> order) - spoiled):
+        assert buddy.allocate(1 << order) is not None
+
+
+def fill(arena: Arena, holder: Holder | None = None) -> None:
+    """Leaves no room in what all share."""
+    size = arena.largest
+    while size >= SMALLEST:
+        while arena.publish(torch.empty(size, dtype=torch.uint8), holder) is not None:
+            pass
+        size //= 2
+
+
+def test_in_a_full_arena_only_those_that_a_reader_waits_for_publish(arena: Arena) -> None:
+    new, behind, waited_for = Holder(), Holder(), Holder()
+    small = torch.zeros(MIB // RESERVE // RESERVED_PIECES, dtype=torch.uint8)
+    read = [arena.publish(small, holder) for holder in (behind, waited_for)]
+    arena.publish(small, behind)
+    for handle in read:
+        assert handle is not None
+        arena.release(handle.lease)
+    fill(arena)
+    assert arena.publish(small, new) is None
+    assert arena.publish(small, behind) is None
+    assert arena.publish(torch.zeros(small.numel() + 1, dtype=torch.uint8), waited_for) is None
+    ones = torch.ones_like(small)
+    handle = arena.publish(ones, waited_for)
+    assert handle is not None
+    assert torch.equal(arena.bytes_of(handle), ones)
+    assert arena.publish(small, waited_for) is None
+    arena.release(handle.lease)
+    assert arena.publish(small, waited_for) is not None
+
+
+def test_the_reserve_has_room_for_as_many_as_it_promises_whatever_their_sizes(arena: Arena) -> None:
+    holders = [Holder() for _ in range(RESERVED_PIECES)]
+    for holder in holders:
+        handle = arena.publish(torch.zeros(1), holder)
+        assert handle is not None
+        arena.release(handle.lease)
+    fill(arena)
+    piece = MIB // RESERVE // RESERVED_PIECES
+    for number, holder in enumerate(holders):
+        assert arena.publish(torch.zeros(piece if number % 2 else 1, dtype=torch.uint8), holder) is not None
+    assert arena.load().used_bytes <= arena.load().capacity_bytes == arena.capacity
+    for holder in holders:
+        arena.release_all(holder)
+    assert arena.load().used_bytes == arena.largest
+
+
+def test_what_was_given_up_for_want_of_room_is_not_taken_for_read(arena: Arena) -> None:
+    holder = Holder()
+    arena.publish(torch.zeros(MIB // 2, dtype=torch.uint8))
+    assert arena.reserve([torch.zeros(8), torch.zeros(MIB // 2, dtype=torch.uint8)], holder) is None
+    fill(arena)
+    assert arena.publish(torch.zeros(8), holder) is None
+
+
+def test_ends_of_leases_are_counted_by_their_cause() -> None:
+    arena = Arena("m/s/0", 7, MIB, 0.0)
+    whole = Holder()
+    part = Holder(whole)
+    read = arena.publish(torch.zeros(8), part)
+    assert read is not None
+    arena.release(read.lease)
+    arena.release(read.lease)
+    for holder in (part, whole):
+        arena.publish(torch.zeros(8), holder)
+    arena.release_all(whole)
+    assert not part.leases
+    arena.publish(torch.zeros(8), part)
+    arena.expire()
+    assert not whole.leases
+    load = arena.load()
+    assert (load.released_leases, load.dropped_leases, load.expired_leases, load.leases) == (1, 2, 1, 0)
+    arena.close()
 
 
 def test_a_tensor_that_could_never_fit_is_an_error(arena: Arena) -> None:
