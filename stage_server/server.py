@@ -217,7 +217,9 @@ class StageServer:
         """Makes the host and starts its engine: libraries and weights take minutes."""
         began = time.monotonic()
         engine = await self._loader.call(lambda: models.build(checkpoint.located(spec)))
-        self._arena = Arena(self._name, self._address.epoch, spec.arena_bytes, seconds_of(spec.lease))
+        self._arena = Arena(
+            self._name, self._address.epoch, spec.arena_bytes, seconds_of(spec.lease), checksum=spec.checksum
+        )
         self._reader = Reader(self._arena, self._registry, self._client_tls)
         metrics = StageMetrics(self._registry, spec.model, spec.stage)
         host = StageHost(spec, self._address, engine, arena=self._arena, reader=self._reader, metrics=metrics)

@@ -70,6 +70,8 @@ class StageSettings(Section):
     """Room for published tensors."""
     lease: Seconds | None = None
     """How long a published tensor is kept that nobody releases."""
+    checksum: bool | None = None
+    """Published tensors carry one, and readers compare it."""
     stall: Seconds | None = None
     """Work and no step for this long: unhealthy."""
     bounds: BoundsSection = Field(default_factory=BoundsSection)
@@ -175,6 +177,7 @@ SETTINGS: dict[str, object] = {
     "max_waiting": 1024,
     "arena": 64 << 20,
     "lease": 600.0,
+    "checksum": False,
     "stall": 60.0,
 }
 """What a stage gets that nobody said."""

@@ -140,6 +140,7 @@ def _stage_spec(
         defaults=_params(stage.defaults),
         arena_bytes=setting("arena"),
         lease=duration_of(setting("lease")),
+        checksum=setting("checksum"),
         stall=duration_of(setting("stall")),
         sources=pipeline.sources(name),
         outputs=[MODALITIES[modality] for modality in topology.outputs],
