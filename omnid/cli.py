@@ -211,15 +211,23 @@ def demo(
 
 
 @app.command()
-def ps(target: Target = DEFAULT_TARGET, tls_from: TlsFrom = None) -> None:
+def ps(
+    target: Target = DEFAULT_TARGET,
+    data: Annotated[
+        bool, typer.Option("--data", help="shows published tensors, their leases, and what was read")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="prints all that is known, as JSON")] = False,
+    tls_from: TlsFrom = None,
+) -> None:
     """Shows stages, replicas, their health and load."""
     import grpc
+    from google.protobuf import json_format
     from rich.console import Console
-    from rich.table import Table
 
     from omni.rpc.channel import make_channel
     from omni.rpc.errors import OmniError
-    from omni.v1 import cluster_pb2, cluster_pb2_grpc, stage_pb2
+    from omni.v1 import cluster_pb2, cluster_pb2_grpc
+    from omnid import listing
 
     async def show() -> None:
         async with make_channel(target, tls=_client_tls(tls_from)) as channel:
@@ -228,25 +236,14 @@ def ps(target: Target = DEFAULT_TARGET, tls_from: TlsFrom = None) -> None:
                 listed = await stub.ListReplicas(cluster_pb2.ListReplicasRequest(), timeout=5)
             except grpc.aio.AioRpcError as error:
                 raise OmniError.from_rpc_error(error) from None
-        table = Table()
-        for column in ("replica", "state", "running", "waiting", "runs", "steps", "arena", "leases", "address", "pid"):
-            table.add_column(column)
-        for each in listed.replicas:
-            state = stage_pb2.ReplicaState.Name(each.load.state).removeprefix("REPLICA_STATE_").lower()
-            arena = f"{each.load.arena.used_bytes >> 10}/{each.load.arena.capacity_bytes >> 10} KiB"
-            table.add_row(
-                f"{each.model}/{each.stage}/{each.index}",
-                (state if each.HasField("address") else "absent")
-                + (f": {each.load.detail}" if each.load.detail else ""),
-                str(each.load.running),
-                str(each.load.waiting),
-                str(each.runs),
-                str(each.load.steps),
-                arena,
-                str(each.load.arena.leases),
-                each.address.target,
-                str(each.pid or ""),
+        if as_json:
+            typer.echo(
+                json_format.MessageToJson(
+                    listed, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
+                )
             )
+            return
+        table = listing.data(listed.replicas) if data else listing.work(listed.replicas)
         Console(width=None if sys.stdout.isatty() else 160).print(table)
 
     with plain_errors():
