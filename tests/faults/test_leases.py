@@ -151,6 +151,25 @@ async def test_a_request_goes_on_though_those_that_wait_for_its_stage_fill_the_a
         assert loads["a"].failed_runs == 0
 
 
+@pytest.mark.parametrize("checksum", ["true", "false"])
+async def test_a_deployment_says_whether_handles_carry_checksums(tmp_path: Path, checksum: str) -> None:
+    async with running(tmp_path, DEPLOY + f"    checksum: {checksum}\n") as cluster, asyncio.timeout(30):
+        async for _ in cluster.omni.Generate(request(a=script(tokens=3))):
+            pass
+        async with make_channel((await targets(cluster.membership))["a"]) as channel:
+            start = stage_pb2.StartRun(request_id="r", tensors=["rows"], params=script(tokens=1))
+            call = StageServiceStub(channel).Execute()
+            await call.write(stage_pb2.ExecuteRequest(commands=[stage_pb2.RunCommand(start=start)]))
+            handles = [
+                named.handle
+                for response in [await call.read() for _ in range(2)]
+                for event in response.events
+                for named in event.output.payload.tensors
+            ]
+            call.cancel()
+        assert [handle.HasField("checksum") for handle in handles] == [checksum == "true"]
+
+
 @pytest.mark.asyncio(loop_scope="module")
 async def test_the_command_line_shows_what_replicas_hold_and_read(cluster: Cluster) -> None:
     call = cluster.omni.Generate(request(a=script(tokens=5, rate=1000)))

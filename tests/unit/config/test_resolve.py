@@ -44,7 +44,7 @@ def test_everything_unsaid_has_a_default(tmp_path: Path) -> None:
             for name in ("queue", "first_output", "gap", "cancel", "total")
         ]
         assert seconds == [30, 60, 30, 5, 600]
-        assert (spec.dtype, spec.max_running, spec.arena_bytes) == ("auto", 32, 64 << 20)
+        assert (spec.dtype, spec.max_running, spec.arena_bytes, spec.checksum) == ("auto", 32, 64 << 20, False)
         assert spec.limits.pixels > 0
     assert [(p.stage, p.replicas, list(p.devices)) for p in pipeline.placements] == [(s, 1, ["cpu"]) for s in "abc"]
 
@@ -52,7 +52,7 @@ def test_everything_unsaid_has_a_default(tmp_path: Path) -> None:
 def test_a_stage_goes_before_its_model(tmp_path: Path) -> None:
     text = MODEL + (
         "    dtype: float16\n    arena: 8MiB\n    env: {X: '1', Y: '1'}\n    bounds: {gap: 2.5, queue: 1}\n"
-        "    stages:\n      b: {dtype: float32, bounds: {gap: 7}, env: {Y: '2'},"
+        "    checksum: true\n    stages:\n      b: {dtype: float32, checksum: false, bounds: {gap: 7}, env: {Y: '2'},"
         " replicas: 3, devices: ['cuda:0', 'cuda:1']}\n"
     )
     (pipeline,) = resolve(deploy(tmp_path, text))
@@ -60,6 +60,7 @@ def test_a_stage_goes_before_its_model(tmp_path: Path) -> None:
     assert (a.dtype, b.dtype) == ("float16", "float32")
     assert (a.bounds.gap.ToMilliseconds(), b.bounds.gap.ToMilliseconds(), b.bounds.queue.seconds) == (2500, 7000, 1)
     assert a.arena_bytes == b.arena_bytes == 8 << 20
+    assert (a.checksum, b.checksum) == (True, False)
     placement = pipeline.placements[1]
     assert (placement.replicas, list(placement.devices)) == (3, ["cuda:0", "cuda:1", "cuda:0"])
     assert dict(placement.env) == {"X": "1", "Y": "2"}
