@@ -37,6 +37,8 @@ _FETCH_BYTES_PER_SECOND = 10e6
 """Slowest rate at which a fetch is not given up."""
 _LONGEST_FETCH_SECONDS = 3600.0
 PIECE_BYTES = 1 << 20
+_VERIFY_BYTES = 1 << 20
+"""Larger tensors are compared with their checksum on another thread: 0.1 ms a MiB."""
 
 
 def host_id() -> str:
@@ -111,11 +113,12 @@ class Reader:
         """
         if handle.owner == self._arena.owner:
             return self._own(handle)
-        mapping = self._mappings.get(handle.owner)
-        if mapping is None or mapping.epoch != handle.epoch:
+        mapping = self._mapping(handle)
+        if mapping is None or _takes_time(handle):
             return None
+        fetched = mapping.fetch(handle)
         self._bytes.labels("host").inc(handle.size)
-        return mapping.fetch(handle)
+        return fetched
 
     async def fetch(self, handle: tensor_pb2.TensorHandle, address: tensor_pb2.ReplicaAddress | None = None) -> Fetched:
         """The tensor, by the best path.
@@ -138,7 +141,12 @@ class Reader:
             return fetched
         if address is None:
             raise lost(handle)
-        return await self._download(handle, address)
+        mapping = self._mapping(handle)
+        if mapping is None:
+            return await self._download(handle, address)
+        fetched = await asyncio.to_thread(mapping.fetch, handle)
+        self._bytes.labels("host").inc(handle.size)
+        return fetched
 
     def fetched_bytes(self) -> dict[str, int]:
         """Bytes read from other replicas, by path, since the start."""
@@ -155,6 +163,10 @@ class Reader:
     def _own(self, handle: tensor_pb2.TensorHandle) -> Fetched:
         dtype, shape = dtypes.described(handle)
         return Fetched(dtypes.view(self._arena.bytes_of(handle), dtype, shape), lambda: _still(self._arena, handle))
+
+    def _mapping(self, handle: tensor_pb2.TensorHandle) -> _Mapping | None:
+        mapping = self._mappings.get(handle.owner)
+        return mapping if mapping is not None and mapping.epoch == handle.epoch else None
 
     def _mappable(self, address: tensor_pb2.ReplicaAddress) -> bool:
         mapping = self._mappings.get(address.replica)
@@ -199,7 +211,9 @@ class Reader:
         if len(received) != handle.size:
             raise OmniError(Reason.TENSOR_LOST, f"{handle.owner} sent {len(received)} bytes of {handle.size}")
         memory = torch.frombuffer(received, dtype=torch.uint8) if received else torch.empty(0, dtype=torch.uint8)
-        if handle.HasField("checksum") and handle.size:
+        if _takes_time(handle):
+            await asyncio.to_thread(_verify, memory, handle)
+        elif handle.HasField("checksum") and handle.size:
             _verify(memory, handle)
         self._bytes.labels("grpc").inc(handle.size)
         return Fetched(dtypes.view(memory, dtype, shape), _sound)
@@ -207,6 +221,11 @@ class Reader:
 
 def _still(arena: Arena, handle: tensor_pb2.TensorHandle) -> None:
     arena.bytes_of(handle)
+
+
+def _takes_time(handle: tensor_pb2.TensorHandle) -> bool:
+    """Whether its bytes are to be compared on another thread."""
+    return handle.HasField("checksum") and handle.size > _VERIFY_BYTES
 
 
 def _verify(memory: torch.Tensor, handle: tensor_pb2.TensorHandle) -> None:

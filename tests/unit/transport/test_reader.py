@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
+import threading
 from collections.abc import AsyncIterator
 from types import SimpleNamespace
 
@@ -16,6 +17,7 @@ from omni.rpc.errors import OmniError, Reason
 from omni.rpc.server import make_server
 from omni.v1 import stage_pb2_grpc, tensor_pb2
 from stage_server.service.servicer import StageServicer
+from stage_server.transport import reader as transport_reader
 from stage_server.transport.arena import Arena
 from stage_server.transport.reader import ArenaDoor, Reader, host_id
 
@@ -25,16 +27,17 @@ MIB = 1 << 20
 class Owner:
     """An arena, its door, and its Fetch on a loopback port."""
 
-    def __init__(self, name: str) -> None:
-        self.arena = Arena(name, 7, 16 * MIB, 60.0)
+    def __init__(self, name: str, *, checksum: bool) -> None:
+        self.arena = Arena(name, 7, 16 * MIB, 60.0, checksum=checksum)
         self.address = tensor_pb2.ReplicaAddress(
             replica=name, epoch=7, host_id=host_id(), arena_socket=f"omni-test-{id(self)}"
         )
 
 
 @pytest.fixture
-async def owner() -> AsyncIterator[Owner]:
-    made = Owner("m/s/0")
+async def owner(request: pytest.FixtureRequest) -> AsyncIterator[Owner]:
+    """An owner; with a true parameter one whose handles carry checksums."""
+    made = Owner("m/s/0", checksum=getattr(request, "param", False))
     server = make_server(registry=CollectorRegistry())
     servicer = StageServicer()
     servicer.host = SimpleNamespace(arena=made.arena)  # Fetch needs no more of it
@@ -184,3 +187,57 @@ async def test_a_reader_that_is_killed_leaves_its_owner_as_it_was(owner: Owner) 
     owner.arena.release(handle.lease)
     assert owner.arena.load().used_bytes == 0
     assert owner.arena.publish(torch.ones(1000)) is not None
+
+
+async def test_bytes_are_counted_by_the_path_that_they_came_by(owner: Owner, reader: Reader) -> None:
+    handle = owner.arena.publish(torch.ones(1000))
+    assert reader.fetched_bytes() == {}
+    for _ in range(2):
+        await reader.fetch(handle, owner.address)
+    owner.address.epoch = handle.epoch = 8  # Another incarnation, whose arena cannot be mapped.
+    owner.address.arena_socket, owner.arena.epoch = "", 8
+    await reader.fetch(handle, owner.address)
+    assert reader.fetched_bytes() == {"host": 8000, "grpc": 4000}
+
+
+@pytest.mark.parametrize("owner", [True], ids=["checksum"], indirect=True)
+@pytest.mark.parametrize("size", [8, 8 * MIB], ids=["small", "large"])
+@pytest.mark.parametrize("path", ["host", "grpc"])
+async def test_bytes_that_are_not_those_of_the_checksum_are_never_read(
+    owner: Owner, reader: Reader, path: str, size: int
+) -> None:
+    if path == "grpc":
+        owner.address.arena_socket = ""
+    tensor = torch.ones(size, dtype=torch.uint8)
+    handle = owner.arena.publish(tensor)
+    assert torch.equal((await reader.fetch(handle, owner.address)).tensor, tensor)
+    owner.arena.bytes_of(handle)[size // 2] = 0
+    with pytest.raises(OmniError, match="another checksum") as lost:
+        await reader.fetch(handle, owner.address)
+    assert lost.value.reason is Reason.TENSOR_LOST
+    assert sum(reader.fetched_bytes().values()) == size
+
+
+@pytest.mark.parametrize("owner", [True], ids=["checksum"], indirect=True)
+@pytest.mark.parametrize("path", ["host", "grpc"])
+async def test_a_large_tensor_is_compared_with_its_checksum_while_the_loop_goes_on(
+    owner: Owner, reader: Reader, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if path == "grpc":
+        owner.address.arena_socket = ""
+    await reader.fetch(owner.arena.publish(torch.ones(1)), owner.address)
+    handle = owner.arena.publish(torch.ones(2 * MIB))
+    begun, go = threading.Event(), threading.Event()
+    verify = transport_reader._verify
+
+    def slow_verify(memory: torch.Tensor, handle: tensor_pb2.TensorHandle) -> None:
+        begun.set()
+        assert go.wait(10)
+        verify(memory, handle)
+
+    monkeypatch.setattr(transport_reader, "_verify", slow_verify)
+    assert reader.at_once(handle) is None
+    reading = asyncio.create_task(reader.fetch(handle, owner.address))
+    assert await asyncio.to_thread(begun.wait, 10)
+    go.set()
+    assert torch.equal((await reading).tensor, torch.ones(2 * MIB))
