@@ -60,10 +60,12 @@ class Starved:
             self._again(run)
 
     def _expire(self, run: SessionRun, seconds: float) -> None:
-        load = self._host.arena.load()
+        arena = self._host.arena
+        load = arena.load()
         message = (
-            f"its output found no room for {seconds:g} s: of the arena's {load.capacity_bytes} bytes"
-            f" {load.used_bytes} are taken, in {load.leases} tensors that nobody has given back;"
+            f"its output found no room for {seconds:g} s: of the arena's {arena.largest} bytes and its reserve of"
+            f" {arena.capacity - arena.largest}, {load.used_bytes} are taken, in {load.leases} tensors that nobody has"
+            f" given back;"
             f" raise `arena` of stage {self._host.spec.stage}"
         )
         self._fail(run, OmniError(Reason.ARENA_FULL, message))
