@@ -24,7 +24,7 @@ Check = Callable[[nn.Module], dict[str, float]]
 class Training:
     """Trains a module for a number of seconds.
 
-    The learning rate follows the share of the seconds that is over, so that a run ends annealed however fast the
+    The learning rate follows the share of the seconds that is over, so that training ends annealed however fast the
     machine is. Averaged weights are kept beside the trained ones and are the result.
     """
 
@@ -62,12 +62,17 @@ class Training:
         *,
         until: float,
         most_steps: int | None = None,
+        whole: float | None = None,
         report: float = 10.0,
         check: Check | None = None,
     ) -> None:
-        """Trains until a time of `time.monotonic`; `check` measures the averaged weights at each report."""
+        """Trains until a time of `time.monotonic`; `check` measures the averaged weights at each report.
+
+        `whole` is the seconds of all calls together, over which the learning rate falls; None: this is the last call.
+        """
         begin = reported = time.monotonic()
-        spent, whole = self.seconds, self.seconds + max(until - begin, 1e-3)
+        spent = self.seconds
+        whole = whole or spent + max(until - begin, 1e-3)
         first = self.step
         while time.monotonic() < until and (most_steps is None or self.step - first < most_steps):
             done = (self.step - first) / most_steps if most_steps else self.seconds / whole

@@ -55,6 +55,10 @@ def train(
     out: Annotated[Path, typer.Option(help="folder that gets the model and what resumes its training")],
     minutes: Annotated[float, typer.Option(help="for all, from start to judgement")] = 9.0,
     vae_seconds: Annotated[float, typer.Option(help="of these, for the VAE")] = 90.0,
+    whole_minutes: Annotated[
+        float,
+        typer.Option(help="of the painter's training in all calls, over which its rate falls; 0: this is the last"),
+    ] = 0.0,
     start: Annotated[str, typer.Option(help="a pipeline's folder to begin from; else from nothing")] = "",
     rate: Annotated[float, typer.Option(help="the painter's highest learning rate")] = 1.5e-3,
     device: Device = "",
@@ -101,7 +105,7 @@ def train(
     asked = time.monotonic()
     painter.attempt(next(source), loss)
     console.print(f"first batch after {time.monotonic() - asked:.0f} s")
-    painter.run(source, loss, until=deadline, most_steps=size.steps)
+    painter.run(source, loss, until=deadline, most_steps=size.steps, whole=60 * whole_minutes or None)
     painter.save(state)
     curves.draw({"vae": vae.curve, "painter": painter.curve}, out / "curves.png")
     model.painter.load_state_dict(painter.average.state_dict())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -99,17 +100,33 @@ def digit_stencil(digit: Tensor, x: Tensor, y: Tensor, half: Tensor, side: int) 
     return functional.avg_pool2d(inked, 2)[:, 0]
 
 
+def _paint(picture: Tensor, cover: Tensor, colour: Tensor, colours: Tensor) -> Tensor:
+    cover = (cover * (colour >= 0)[:, None, None])[:, None]
+    return picture * (1 - cover) + colours[colour.long().clamp(min=0)][:, :, None, None] * cover
+
+
+def _paint_shape(picture: Tensor, primitive: Tensor, colours: Tensor) -> Tensor:
+    form, x, y, width, height, colour = primitive.unbind(-1)
+    return _paint(picture, stencil(form, x, y, width, height, picture.shape[-1]), colour, colours)
+
+
+@functools.cache
+def _painter(device: str) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    """Compiled for a GPU, where a shape's many small kernels cost more than the training step that they feed."""
+    return torch.compile(_paint_shape, dynamic=True) if device == "cuda" else _paint_shape
+
+
 def draw(draws: Draws, side: int) -> Tensor:
     """Pictures [n, 3, side, side] from -1 to 1."""
-    colours = palette(draws.primitives.device)
-    picture = colours[draws.base][:, :, None, None].expand(-1, -1, side, side)
-    for form, x, y, width, height, colour in (each.unbind(-1) for each in draws.primitives.unbind(1)):
+    device = draws.primitives.device
+    colours = palette(device)
+    picture = colours[draws.base][:, :, None, None].repeat(1, 1, side, side)
+    for primitive in draws.primitives.unbind(1):
         if draws.kind == g.DIGIT:
-            cover = digit_stencil(form.long() - DIGIT, x, y, height, side)
+            form, x, y, _, height, colour = primitive.unbind(-1)
+            picture = _paint(picture, digit_stencil(form.long() - DIGIT, x, y, height, side), colour, colours)
         else:
-            cover = stencil(form, x, y, width, height, side)
-        cover = (cover * (colour >= 0)[:, None, None])[:, None]
-        picture = picture * (1 - cover) + colours[colour.long().clamp(min=0)][:, :, None, None] * cover
+            picture = _painter(device.type)(picture, primitive.contiguous(), colours)
     return picture
 
 

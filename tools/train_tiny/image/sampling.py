@@ -178,28 +178,40 @@ def _two(draws: Draws, dice: _Dice, held_out: bool) -> None:
     )
 
 
-def _cells(dice: _Dice, count: int, low: float, high: float, *, equal: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Centres and radius of `count` things in different cells of three by three: [n, count] each."""
-    cell = torch.rand(dice.n, 9, device=dice.device).argsort(1)[:, :count]
-    radius = dice.between(low, high, 1).expand(dice.n, count) if equal else dice.between(low, high, count)
-    room = 1 / 6 - _MARGIN / 2 - radius
-    x = (cell % 3 + 0.5) / 3 + room * dice.between(-1, 1, count)
-    y = (cell // 3 + 0.5) / 3 + room * dice.between(-1, 1, count)
-    return x, y, radius
-
-
 def _three(draws: Draws, dice: _Dice, _held_out: bool) -> None:
+    """A row from left to right in the order that the caption says."""
     _choose_pairs(draws, dice, [(0, 1), (0, 2), (1, 2)], False)
-    x, y, radius = _cells(dice, 3, 0.1, 0.145, equal=False)
+    radius = dice.between(0.1, 0.14, 3)
+    thirds = torch.tensor([1 / 6, 1 / 2, 5 / 6], device=dice.device)
+    x = thirds + (1 / 6 - _MARGIN / 2 - radius) * dice.between(-1, 1, 3)
+    y = dice.between(0.24, 0.76, 1) + dice.between(-0.06, 0.06, 3)
     draws.primitives = _primitive(draws.shape, x, y, radius, radius, draws.colour)
+
+
+_DICE = (
+    ((-1, 0), (1, 0)),
+    ((-1.5, 0), (0, 0), (1.5, 0)),
+    ((-1, -1), (1, -1), (-1, 1), (1, 1)),
+    ((-1.5, -1.5), (1.5, -1.5), (0, 0), (-1.5, 1.5), (1.5, 1.5)),
+)
+"""Where two to five equal things stand: like dots on a die, but three in a row."""
 
 
 def _count(draws: Draws, dice: _Dice, _held_out: bool) -> None:
     most = len(g.COUNTS) + 1
-    x, y, radius = _cells(dice, most, 0.09, 0.14, equal=True)
-    there = torch.arange(most, device=dice.device) < (draws.count + 2)[:, None]
+    places = torch.full((len(g.COUNTS), most, 2), torch.nan, device=dice.device)
+    for index, dots in enumerate(_DICE[: len(g.COUNTS)]):
+        places[index, : len(dots)] = torch.tensor(dots, device=dice.device)
+    spots = places[draws.count]
+    radius = dice.between(0.09, 0.115, 1)
+    pitch = (2 * radius + 0.09) / 1.5  # So that two in a row, drawn to each other, are still apart.
+    shift = dice.between(-1, 1, 2)[:, None] * (0.5 - _MARGIN - 0.02 - 1.5 * pitch - radius)[..., None]
+    at = 0.5 + spots * pitch[..., None] + shift + dice.between(-0.02, 0.02, most, 2)
+    there = ~spots[..., 0].isnan()
+    x, y = at.nan_to_num(0.5).unbind(-1)
     colour = torch.where(there, draws.colour[:, :1], -1)
-    draws.primitives = _primitive(draws.shape[:, :1].expand(-1, most), x, y, radius, radius, colour)
+    size = radius.expand(-1, most)
+    draws.primitives = _primitive(draws.shape[:, :1].expand(-1, most), x, y, size, size, colour)
 
 
 def _digit(draws: Draws, dice: _Dice, _held_out: bool) -> None:

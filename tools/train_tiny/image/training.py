@@ -16,15 +16,15 @@ from tools.train_tiny.image.networks import Painter
 from tools.train_tiny.image.sampling import sample
 from tools.train_tiny.optimize import Losses
 
-MIX = (0.18, 0.32, 0.19, 0.14, 0.12, 0.05)
+MIX = (0.16, 0.40, 0.16, 0.12, 0.11, 0.05)
 """Share of each kind of picture in a batch."""
 _TOGETHER = 16
 """Batches that are drawn at once."""
 _KL = 3e-4
 _GRADIENT = 0.2
 """Weight of the differences of neighbouring pixels: edges."""
-_NOISE_MEAN, _NOISE_SPREAD = 0.5, 1.2
-"""Of the logit of the noise level."""
+_NOISE_MEAN, _NOISE_SPREAD = 0.8, 1.2
+"""Of the logit of the noise level: above the middle, where it is decided what stands where."""
 
 
 @dataclass(frozen=True, slots=True)
