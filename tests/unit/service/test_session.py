@@ -238,7 +238,7 @@ async def test_a_run_that_finds_no_room_for_long_fails_with_the_arena_and_what_t
         await at.step(let_go(run))
         error = OmniError.from_status((await at.events())[-1].failed)
         assert error.reason is Reason.ARENA_FULL
-        assert f"the arena's {at.arena.capacity} bytes" in error.message
+        assert f"the arena's {ARENA} bytes" in error.message
         assert "3 tensors" in error.message
         assert "raise `arena` of stage b" in error.message
         for handle in (first, *rest):
